@@ -23,6 +23,7 @@ from coordinator.agent.batch_sequence import Item, Lost, Received
 from coordinator.agent.feed import Feed
 from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
 from coordinator.agent.kv_events import Stored
+from coordinator.agent.late_prompts import LatePrompts
 from coordinator.agent.residency import Residency, Resident, Transition
 from coordinator.agent.tier_reporter import TierReporter
 from coordinator.errors import StoreError
@@ -93,6 +94,7 @@ class EngineSession:
         """Whether the events tell everything that the engine stored since it started."""
         self._was_silent = False
         self._lookups = ChainLookups()
+        self._late = LatePrompts()
         self._tiers = TierReporter(replica, self.residency.table)
         self.residency.expect(snapshot.block_size, snapshot.capacity_tokens, snapshot.version)
         self._tiers.observe(snapshot.tier, snapshot.counters)
@@ -245,7 +247,7 @@ class EngineSession:
             self._drop_handover()
             self._queue(self.residency.reset(relearn=True), time.time())
         await self._bind(store, [each.tip for each in answer.measured if not self.residency.is_bound(each.tip)])
-        for each in answer.measured:
+        for each in self._late.due(answer.measured, self.residency, time.monotonic()):
             self._queue(self.residency.measure(each.tip, each.prompt_tokens, each.token_ids), time.time())
 
     async def _look(self) -> None:

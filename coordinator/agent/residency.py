@@ -127,6 +127,13 @@ class Residency:
                 self._adopt(binding, path)
         return self._resolve(binding)
 
+    def lacks(self, tip: str, token_ids: Sequence[int]) -> bool:
+        """Whether no event has named some of the blocks of this prompt, if the engine is an older one."""
+        binding, size = self._bindings.get(tip), self.table.block_size
+        if binding is None or not token_ids or not self.token_ids.is_needed:
+            return False
+        return not size or len(self.token_ids.find(token_ids, binding.image_ids)) < len(token_ids) // size
+
     def assume(self, resident: Resident, is_complete: bool) -> None:
         """Take over a key from the last agent; if the events are complete, only if they have its block."""
         if is_complete and resident.block_hash not in self.table:

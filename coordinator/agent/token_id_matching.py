@@ -3,8 +3,9 @@
 The agent of such an engine has the mode `token_ids`. Gateways then ask the engine for the token ids of prompts, and
 hand them to the agent together with the measured lengths (coordinator/pool/engine_feedback.py).
 
-To drop support for these engines, delete this module, the lines in this package that name it, `Residency.token_ids`,
-`Measured.token_ids` and `Binding.image_ids`; and what gateway/relay/token_ids.py lists.
+To drop support for these engines, delete this module and late_prompts.py, the lines in this package that name them,
+`Residency.token_ids`, `Residency.lacks`, `Measured.token_ids` and `Binding.image_ids`; and what
+gateway/relay/token_ids.py lists.
 """
 
 from __future__ import annotations
