@@ -7,15 +7,12 @@ from pathlib import Path
 from gateway.ops.local.ports import free_ports
 from tests.documents import example, typing
 from tests.programs import needs
-from tests.redis_server import running_redis
 
 
-@needs("openssl", "curl")
+@needs("openssl", "curl", "redis-server")
 def test_a_gateway_with_tls(tmp_path: Path) -> None:
-    replica, gateway = map(str, free_ports(2))
-    with running_redis() as store:
-        ports = {"8000": replica, "8080": gateway, "6379": str(store.port)}
-        *typed, end = example("tls.md", "An example", ports)
-        with typing(tmp_path, typed, [end]) as printed:
-            assert '"ready":true' in printed
-            assert "0 requests waiting\nreplica" in printed
+    replica, gateway, store = map(str, free_ports(3))
+    *typed, end = example("tls.md", "An example", {"8000": replica, "8080": gateway, "6379": store})
+    with typing(tmp_path, typed, [end]) as printed:
+        assert '"ready":true' in printed
+        assert "0 requests waiting\nreplica" in printed

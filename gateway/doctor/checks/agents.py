@@ -14,7 +14,10 @@ _BEHIND_MS = 1000
 _SNAPSHOTS_NEEDED = 5
 _NO_EVENT = -1
 _COMPUTED_TOKENS = 1024
-"""An engine that has computed this many tokens has filled blocks and published events about them."""
+"""An engine that has computed this many tokens, beside the last ones of each prompt, which fill no block, has published
+events about them."""
+_BLOCK_TOKENS = 16
+"""In a block of a replica that does not tell; vLLM's default."""
 
 MISSING = FindingKind(
     "agent-missing",
@@ -82,13 +85,14 @@ def heard(pool: PoolEvidence) -> Iterator[Result]:
     """Whether events come from the engines that compute."""
     for record in _followed(pool):
         subject = f"replica {record.replica}"
-        computed = [_computed(snapshot, record) for snapshot in pool.snapshots]
+        block_tokens = _block_tokens(pool, record.replica)
+        computed = [_computed(snapshot, record, block_tokens) for snapshot in pool.snapshots]
         seq, tokens = computed[-1]
         if seq < 0 and tokens >= _COMPUTED_TOKENS:
-            yield SILENT.seen(subject, f"its engine has computed {tokens:.0f} tokens, and no event came")
+            yield SILENT.seen(subject, f"its engine has computed {tokens:.0f} tokens or more, and no event came")
         elif len({each[0] for each in computed}) == 1 and (lately := _lately(computed)) >= _COMPUTED_TOKENS:
             yield SILENT.seen(
-                subject, f"its engine computed {lately:.0f} tokens just now, and no event came after {seq}"
+                subject, f"its engine computed {lately:.0f} tokens or more just now, and no event came after {seq}"
             )
 
 
@@ -137,12 +141,21 @@ def _publishes(pool: PoolEvidence, replica: str) -> bool:
     return isinstance(endpoints, Unknown) or bool(endpoints)
 
 
-def _computed(snapshot: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
-    """The last event that its agent applied and the prompt tokens that its engine computed, in its current life."""
+def _block_tokens(pool: PoolEvidence, replica: str) -> int:
+    cache = next((each.cache for each in pool.replicas if each.id == replica), {})
+    told = "" if isinstance(cache, Unknown) else cache.get("block_size", "")
+    return int(told) if told.isdecimal() else _BLOCK_TOKENS
+
+
+def _computed(snapshot: PoolSnapshot, record: ReplicaRecord, block_tokens: int) -> tuple[int, float]:
+    """The last event that its agent applied, and the prompt tokens that its engine computed in its current life, less
+    those that may have filled no block: some of each prompt."""
     agent, figures = snapshot.state.agents.get(record.replica), snapshot.figures.engines.get(record.replica, {})
     if agent is None or agent.incarnation != record.incarnation:
         return _NO_EVENT, 0.0
-    return agent.seq, figures.get("prefix_queries_tokens", 0) - figures.get("prefix_hits_tokens", 0)
+    tokens = figures.get("prefix_queries_tokens", 0) - figures.get("prefix_hits_tokens", 0)
+    prompts = figures.get("prefills", 0) + figures.get("running", 0)  # those that are over, and the others
+    return agent.seq, tokens - prompts * (block_tokens - 1)
 
 
 def _lately(computed: list[tuple[int, float]]) -> float:

@@ -48,15 +48,16 @@ def with_settings(**sections: Any) -> Evidence:
     return replace(HEALTHY, settings=settings)
 
 
-def counted(tokens: float) -> dict[str, float]:
-    return {"prefix_queries_tokens": tokens, "prefix_hits_tokens": 0.0}
+def counted(tokens: float, prompt_tokens: float) -> dict[str, float]:
+    prompts = tokens // prompt_tokens
+    return {"prefix_queries_tokens": tokens, "prefix_hits_tokens": 0.0, "prefills": prompts - 1, "running": 1.0}
 
 
-def unheard_while_computing(*tokens_at_each_snapshot: int) -> Evidence:
+def unheard_while_computing(*tokens_at_each_snapshot: int, prompt_tokens: int = 500, seq: int = 100) -> Evidence:
     snapshots = []
     for snapshot, tokens in zip(POOL.snapshots, tokens_at_each_snapshot, strict=True):
-        agents = snapshot.state.agents | {"r1": replace(snapshot.state.agents["r1"], seq=100)}
-        figures = ReplicaFigures({}, snapshot.figures.engines | {"r1": counted(tokens)})
+        agents = snapshot.state.agents | {"r1": replace(snapshot.state.agents["r1"], seq=seq)}
+        figures = ReplicaFigures({}, snapshot.figures.engines | {"r1": counted(tokens, prompt_tokens)})
         snapshots.append(replace(snapshot, state=replace(snapshot.state, agents=agents), figures=figures))
     return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(snapshots)),))
 
@@ -156,6 +157,7 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("agent-gone", with_state(agents={"lease_until_ms": NOW_MS - 60_000}), set()),
     ("agent-deaf", with_state(agents={"mode": "none"}), set()),
     ("events-missing", with_state(agents={"seq": -1}), set()),
+    ("events-missing", unheard_while_computing(*range(90_000, 90_500, 100), seq=-1), set()),
     ("events-missing", unheard_while_computing(9000, 10_000, 11_000, 13_000, 14_000), set()),
     ("agent-relearning", with_state(agents={"is_relearning": True}), set()),
     ("events-not-applied", with_state(applied_until_ms=None), set()),
@@ -302,6 +304,11 @@ def test_counters_that_come_later_than_the_events_do_not_make_an_agent_deaf() ->
     assert examine(unheard_while_computing(9000, 99_000, 99_000, 99_000, 99_000)).findings == ()
     assert examine(unheard_while_computing(9000, 50_000, 99_000, 99_000, 99_000)).findings == ()
     assert examine(unheard_while_computing(9000, 9000, 9000, 9000, 99_000)).findings == ()
+
+
+def test_prompts_that_fill_no_block_make_no_agent_deaf() -> None:
+    assert examine(unheard_while_computing(*range(90_000, 90_500, 100), prompt_tokens=15, seq=-1)).findings == ()
+    assert examine(unheard_while_computing(*range(90_000, 110_000, 4000), prompt_tokens=15)).findings == ()
 
 
 def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None:
