@@ -159,7 +159,10 @@ class SecuritySettings(Section):
             usual = {"http": 80, "https": 443}.get(parts.scheme)
             is_one = usual and parts.hostname and _has_valid_port(parts) and parts.port != usual
             if origin != "*" and not (is_one and origin == f"{parts.scheme}://{parts.netloc}" and not parts.username):
-                raise ValueError(f"{origin!r} is no origin: write it like https://app.example.com, or * for any")
+                raise ValueError(
+                    f"{origin!r} is no origin: write it like https://app.example.com, in small letters, with no path, "
+                    "no / at its end and no port that is the usual one; or * for any"
+                )
         return [origin.lower() for origin in origins]
 
     @field_validator("api_keys")

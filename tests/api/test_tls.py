@@ -86,6 +86,7 @@ def test_requests_streams_and_large_bodies_go_over_tls(client: httpx.Client, url
 def test_a_client_without_tls_gets_nothing(url: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(url.replace("https", "http") + "/health")
+    assert "does it want https?" in kvgate("queue", "--gateway", url.replace("https", "http")).stderr
 
 
 def test_a_client_that_cannot_be_read_gets_its_answer_before_the_end(url: str, files: tuple[Path, Path]) -> None:

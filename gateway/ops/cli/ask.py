@@ -61,7 +61,11 @@ def ask(method: str, url: str, api_key: str | None, has: str, body: bytes | None
 def no_answer(url: str, error: Exception) -> str:
     """Why there is no answer, and what to look at."""
     why = str(error).rstrip(".") or type(error).__name__
-    look = "name its authority in SSL_CERT_FILE" if "CERTIFICATE_VERIFY" in why else "is the cluster up?"
+    look = "is the cluster up?"
+    if "CERTIFICATE_VERIFY" in why:
+        look = "name its authority in SSL_CERT_FILE"
+    elif "disconnected" in why and url.startswith("http:"):
+        look = "does it want https?"
     return f"no answer from {url}: {why}; {look}"
 
 
