@@ -18,6 +18,7 @@ _COMPUTED_TOKENS = 1024
 events about them."""
 _BLOCK_TOKENS = 16
 """In a block of a replica that does not tell; vLLM's default."""
+_MAX_DIGITS = 6
 
 MISSING = FindingKind(
     "agent-missing",
@@ -144,7 +145,7 @@ def _publishes(pool: PoolEvidence, replica: str) -> bool:
 def _block_tokens(pool: PoolEvidence, replica: str) -> int:
     cache = next((each.cache for each in pool.replicas if each.id == replica), {})
     told = "" if isinstance(cache, Unknown) else cache.get("block_size", "")
-    return int(told) if told.isdecimal() else _BLOCK_TOKENS
+    return int(told) if told.isdecimal() and len(told) <= _MAX_DIGITS else _BLOCK_TOKENS
 
 
 def _computed(snapshot: PoolSnapshot, record: ReplicaRecord, block_tokens: int) -> tuple[int, float]:
