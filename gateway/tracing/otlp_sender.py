@@ -85,7 +85,7 @@ class OtlpSender(Generic[Trace]):
 
     async def start(self) -> None:
         """Begin to send. A client that opens and closes imports all that sending needs. If a gateway imports that while
-        it serves, each later request may cost more (docs/tracing.md)."""
+        it serves, each later request may cost more (docs/performance.md)."""
         async with httpx.AsyncClient(verify=self._trusts, trust_env=False):
             pass
         self._tasks.keep(self._run, "traces")
