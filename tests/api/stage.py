@@ -242,8 +242,8 @@ def running_sims(folder: Path, arguments: Mapping[str, Sequence[str]]) -> Iterat
 def running_gateway(
     folder: Path, redis_url: str, sims: Sequence[Server], config: Json, wait: bool = True
 ) -> Iterator[str]:
-    """Runs another gateway with its own configuration. Yields its URL once the gateway is ready, or, without `wait`,
-    once it answers."""
+    """Runs another gateway with its own configuration. Yields its URL once the gateway is ready and has the store, or,
+    without `wait`, once it answers."""
     port = free_ports(1)[0]
     file = folder / f"gateway-{port}.yaml"
     replicas = [{"id": sim.id, "url": sim.url} for sim in sims]
@@ -252,7 +252,7 @@ def running_gateway(
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
     url = f"{'https' if 'tls' in config else 'http'}://127.0.0.1:{port}"
     with (folder / f"gateway-{port}.log").open("wb") as log, running(command, log):
-        wait_until(lambda: answers(url + ("/ready" if wait else "/health")))
+        wait_until(lambda: has_store(url) if wait else answers(f"{url}/health"))
         yield url
 
 
@@ -269,9 +269,21 @@ def running_agent(folder: Path, redis_url: str, sim: Server, *options: str) -> I
         process.wait()
 
 
+def has_store(url: str) -> bool:
+    """Whether a gateway is ready and connected to Redis. One that starts on a busy machine may be ready before."""
+    answer = _get(f"{url}/ready")
+    return answer is not None and answer.json()["store"] == "up"
+
+
 def answers(url: str) -> bool:
     """Whether a GET is answered with 200."""
+    return _get(url) is not None
+
+
+def _get(url: str) -> httpx.Response | None:
+    """The answer, if it is a 200."""
     try:
-        return httpx.get(url, timeout=2, trust_env=False, verify=False).status_code == 200
+        answer = httpx.get(url, timeout=2, trust_env=False, verify=False)
     except httpx.TransportError:
-        return False
+        return None
+    return answer if answer.status_code == 200 else None
