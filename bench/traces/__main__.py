@@ -1,7 +1,7 @@
 """Measures what traces cost a gateway for each request, with none traced, one in a hundred, one in ten.
 
     python -m bench.traces [--starts 36] [--rounds 3] [--seconds 0.5] [--connections 8] [--answers plain] [--out FILE]
-    python -m bench.traces --simulated [--starts 1]      on a simulated CPU, which needs Valgrind; 12 minutes a start
+    python -m bench.traces --simulated [--starts 1]      on a simulated CPU, which needs Valgrind; 16 minutes a start
 
 Gateways run in front of servers whose answers are prepared. The first command measures their CPU time. Two processes of
 one program differ by some percent, so errors are standard errors over `--starts`; "beside none" compares turns of one
@@ -30,8 +30,8 @@ def main() -> None:
     )
     parser.add_argument("--simulated", action="store_true", help="count instructions and cache misses")
     parser.add_argument("--starts", type=count, help="of the gateways (default: 36; simulated: 1)")
-    parser.add_argument("--rounds", type=count, default=3, help="all loads there and back (default: %(default)s)")
-    parser.add_argument("--seconds", type=positive, default=0.5, help="of each turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=3, help="all loads there and back (timed; %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=0.5, help="of each turn (timed; %(default)s)")
     parser.add_argument("--connections", type=count, default=8, help="closed-loop clients (default: %(default)s)")
     parser.add_argument("--answers", type=names(ANSWERS), default="plain", help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")

@@ -300,7 +300,7 @@ def test_while_redis_is_away_nothing_is_told_as_if_it_were_of_now(
             page.get_by_role("link", name="Overview").click()
             expect(page.locator("#picture circle.quiet", has_text="agent of")).to_have_count(3)
             with (
-                running_gateway(tmp_path, cluster.redis_url, cluster.replicas, {}) as late,
+                running_gateway(tmp_path, cluster.redis_url, cluster.replicas, {}, wait=False) as late,
                 page_of(browser, late) as (page_opened_late, _),
             ):
                 page_opened_late.goto(f"{late}/console")
