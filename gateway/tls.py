@@ -105,8 +105,7 @@ def of_listener(settings: CertificateSettings | None) -> Certificate | None:
 
 
 def towards_replicas(settings: CertificateSettings | None) -> Certificate | None:
-    """What replicas see. It trusts what the system does, and what SSL_CERT_FILE says. Raises
-    BadCertificate."""
+    """What replicas see. It trusts what the system does, and what SSL_CERT_FILE says. Raises BadCertificate."""
     return None if settings is None else Certificate("replica_tls", settings, ssl.create_default_context)
 
 

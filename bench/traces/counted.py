@@ -31,11 +31,11 @@ from bench.overhead.shapes import ANSWERS, Answer
 from bench.overhead.upstreams import set_answer, upstreams
 from bench.simulated_cpu import Counts, SimulatedCpu
 from bench.threaded_server import in_thread
-from bench.traces.loads import GOAL, HUNDREDTH, OFF, Load, Receiver, ratio
+from bench.traces.loads import GOAL, HUNDREDTH, OFF, WHOLE_BATCHES, Load, Receiver, ratio
 from gateway.tracing.otel_variables import NO_VARIABLES
 
 _BATCH = NO_VARIABLES.batch // 4
-_ENVIRONMENT = ("env", "OTEL_BSP_SCHEDULE_DELAY=100000000", f"OTEL_BSP_MAX_EXPORT_BATCH_SIZE={_BATCH}")
+_ENVIRONMENT = ("env", WHOLE_BATCHES, f"OTEL_BSP_MAX_EXPORT_BATCH_SIZE={_BATCH}")
 _SLOW = {"redis": {"budget_ms": 60_000, "overdue_ms": 60_000}, "health": {"timeout_s": 30, "interval_s": 30}}
 _TURNS = (OFF, HUNDREDTH, HUNDREDTH, OFF)
 _REQUESTS = HUNDREDTH.every * _BATCH

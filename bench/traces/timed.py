@@ -25,7 +25,7 @@ from bench.overhead.client import closed_loop
 from bench.overhead.shapes import ANSWERS, Answer
 from bench.overhead.upstreams import set_answer, upstreams
 from bench.threaded_server import in_thread
-from bench.traces.loads import GOAL, LOADS, NONE, OFF, TENTH, Load, Receiver, in_turns, ratio
+from bench.traces.loads import GOAL, LOADS, NONE, OFF, TENTH, WHOLE_BATCHES, Load, Receiver, in_turns, ratio
 from bench.trees import cpu_s
 from gateway.tracing.otel_variables import NO_VARIABLES
 
@@ -33,7 +33,6 @@ _WARMS_UP_S = 3.0
 """A gateway's memory grows in its first 10 000 requests or so."""
 _WARMS_UP_AGAIN_S = 0.3
 """In each turn, with the same load."""
-_NEVER_MS = 10**8
 _BATCH = NO_VARIABLES.batch
 
 
@@ -65,7 +64,7 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
     """Inside the context, one gateway runs in front of these servers."""
     urls = {f"r{index}": url for index, url in enumerate(servers)}
     config = {"tracing": tracing} if tracing else None
-    command = ("env", f"OTEL_BSP_SCHEDULE_DELAY={_NEVER_MS}", *KVGATE)
+    command = ("env", WHOLE_BATCHES, *KVGATE)
     with running_gateways(urls, gateways=1, config=config, kvgate=command) as cluster:
         yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
 
