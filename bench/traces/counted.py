@@ -3,8 +3,7 @@ traces, and with one request in a hundred traced.
 
 Other work on the machine, which disturbs a measurement of time by percents, hardly matters here. Gateways are slow,
 so they get as long as they need for Redis, and what they do without requests, such as heartbeats, counts as much as the
-requests. So each is also counted without requests, and that is taken off. A batch of spans is a quarter of the default,
-which makes each trace a little dearer: this way, each turn has a whole one.
+requests. So each is also counted without requests, and that is taken off. Each turn has a whole batch of spans.
 """
 
 from __future__ import annotations
@@ -31,14 +30,11 @@ from bench.overhead.shapes import ANSWERS, Answer
 from bench.overhead.upstreams import set_answer, upstreams
 from bench.simulated_cpu import Counts, SimulatedCpu
 from bench.threaded_server import in_thread
-from bench.traces.loads import GOAL, HUNDREDTH, OFF, WHOLE_BATCHES, Load, Receiver, ratio
-from gateway.tracing.otel_variables import NO_VARIABLES
+from bench.traces.loads import BATCH, ENVIRONMENT, GOAL, HUNDREDTH, OFF, Load, Receiver, ratio
 
-_BATCH = NO_VARIABLES.batch // 4
-_ENVIRONMENT = ("env", WHOLE_BATCHES, f"OTEL_BSP_MAX_EXPORT_BATCH_SIZE={_BATCH}")
 _SLOW = {"redis": {"budget_ms": 60_000, "overdue_ms": 60_000}, "health": {"timeout_s": 30, "interval_s": 30}}
 _TURNS = (OFF, HUNDREDTH, HUNDREDTH, OFF)
-_REQUESTS = HUNDREDTH.every * _BATCH
+_REQUESTS = HUNDREDTH.every * BATCH
 """In a turn, at least. Both gateways get as many, because their memory grows in the first 10 000 or so."""
 _WARMS_UP_REQUESTS = 1600
 _PIECE_S = 30.0
@@ -99,7 +95,7 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
     config = _SLOW | ({"tracing": tracing} if tracing else {})
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder, embedded_redis() as redis_url:
         cpu = SimulatedCpu(Path(folder))
-        with running_gateways(1, urls, 0, redis_url, config, under=(*_ENVIRONMENT, *cpu.command)) as (one,):
+        with running_gateways(1, urls, 0, redis_url, config, under=("env", *ENVIRONMENT, *cpu.command)) as (one,):
             cpu.begin(one.process.pid)
             yield Gateway(one.url, one.process.pid, cpu)
 

@@ -13,11 +13,14 @@ from statistics import mean, stdev
 from bench.overhead.client import Payload
 from bench.overhead.shapes import Answer, payload
 from bench.threaded_server import SilentHandler
+from gateway.tracing.otel_variables import NO_VARIABLES
 
 GOAL = 1.02
 """With one request in a hundred traced."""
-WHOLE_BATCHES = "OTEL_BSP_SCHEDULE_DELAY=100000000"
-"""In a gateway's environment: spans leave when a batch is whole, and never because time is over."""
+BATCH = NO_VARIABLES.batch // 4
+"""So many traces leave together. With the default, some measurements would have none that leave."""
+ENVIRONMENT = ("OTEL_BSP_SCHEDULE_DELAY=100000000", f"OTEL_BSP_MAX_EXPORT_BATCH_SIZE={BATCH}")
+"""A gateway's: spans leave when a batch is whole, and never because time is over."""
 _PROMPT = "350 B"
 
 
@@ -80,14 +83,6 @@ OFF = Load("off", has_tracing=False)
 NONE = Load("none", has_tracing=True)
 HUNDREDTH = Load("1 in 100", has_tracing=True, every=100)
 TENTH = Load("1 in 10", has_tracing=True, every=10)
-LOADS = (OFF, NONE, HUNDREDTH, TENTH)
-
-
-def in_turns(start: int, rounds: int) -> tuple[Load, ...]:
-    """All loads there and back, `rounds` times. Each start begins with another load."""
-    first = start % len(LOADS)
-    there = (*LOADS[first:], *LOADS[:first])
-    return (*there, *reversed(there)) * rounds
 
 
 @dataclass(frozen=True)

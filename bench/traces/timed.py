@@ -1,19 +1,23 @@
 """The CPU time of gateways, with none of their requests traced, one in a hundred, one in ten.
 
-Two gateways run, one without `tracing.endpoint`. The other one gets all shares by turns. `sample_ratio` is 0 there: the
-client decides with a `traceparent` which requests are traced. Turns are short, because a machine is faster in one
-minute than in the next. What a gateway does just after another one's turn is not counted: its code and data have left
-the CPU's caches. A batch of spans is sent only when it is whole, and counts in the turn that fills it. By default, a
-gateway with fewer requests than here sends smaller batches, every 5 s.
+Two gateways run, one without `tracing.endpoint`. They share one processor and get requests at the same time, so that
+whatever disturbs one disturbs the other. Everything else runs on the other processors. The gateway with traces gets all
+shares by turns. `sample_ratio` is 0 there: the client decides with a `traceparent` which requests are traced. In the
+first turns of a start, nothing was ever traced.
+
+A batch of spans is sent only when it is whole, and counts in the turn that fills it. By default, a gateway sends what
+there is each 5 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -25,20 +29,23 @@ from bench.overhead.client import closed_loop
 from bench.overhead.shapes import ANSWERS, Answer
 from bench.overhead.upstreams import set_answer, upstreams
 from bench.threaded_server import in_thread
-from bench.traces.loads import GOAL, LOADS, NONE, OFF, TENTH, WHOLE_BATCHES, Load, Receiver, in_turns, ratio
+from bench.traces.loads import BATCH, ENVIRONMENT, GOAL, HUNDREDTH, NONE, OFF, TENTH, Load, Receiver, ratio
 from bench.trees import cpu_s
-from gateway.tracing.otel_variables import NO_VARIABLES
 
-_WARMS_UP_S = 3.0
+UNTOUCHED = Load("none, ever", has_tracing=True)
+"""Before the first request is traced."""
+LOADS = (UNTOUCHED, HUNDREDTH, NONE, TENTH)
+_WARM_REQUESTS = 10_000
 """A gateway's memory grows in its first 10 000 requests or so."""
-_WARMS_UP_AGAIN_S = 0.3
-"""In each turn, with the same load."""
-_BATCH = NO_VARIABLES.batch
+
+
+class OneProcessor(Exception):
+    """This machine has no second one."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One load in one start."""
+    """A load of the gateway with traces in one start."""
 
     answer: str
     start: int
@@ -46,6 +53,8 @@ class Row:
     requests: int
     cpu_us: float
     """The gateway's CPU time per request."""
+    off_cpu_us: float
+    """That of the gateway without traces, at the same time."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,84 +67,125 @@ class Gateway:
     url: str
     pid: int
 
+    def pin(self, processor: int) -> None:
+        """From now on, all its threads run there."""
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {processor})
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a gateway did in a turn, or in several."""
+
+    requests: int
+    cpu_s: float
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.requests + other.requests, self.cpu_s + other.cpu_s)
+
+    @property
+    def cpu_us(self) -> float:
+        """For each request."""
+        return round(self.cpu_s / self.requests * 1e6, 1)
+
+
+NOTHING = Work(0, 0.0)
+
 
 @contextmanager
 def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[Gateway]:
     """Inside the context, one gateway runs in front of these servers."""
     urls = {f"r{index}": url for index, url in enumerate(servers)}
     config = {"tracing": tracing} if tracing else None
-    command = ("env", WHOLE_BATCHES, *KVGATE)
+    command = ("env", *ENVIRONMENT, *KVGATE)
     with running_gateways(urls, gateways=1, config=config, kvgate=command) as cluster:
         yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
 
 
-def turn(one: Gateway, answer: Answer, load: Load, connections: int, seconds: float) -> tuple[int, float]:
-    """How many requests were answered, and the gateway's CPU time for them, in seconds. Raises RuntimeError if one
-    failed."""
-    requests = load.requests(answer)
-    warming = asyncio.run(closed_loop([one.url], requests, connections, _WARMS_UP_AGAIN_S))
-    before_s = cpu_s([one.pid])
-    found = asyncio.run(closed_loop([one.url], requests, connections, seconds))
-    if warming.failed or found.failed or not found.done:
-        raise RuntimeError(f"{warming.failed + found.failed} requests failed, {found.done} were answered")
-    return found.done, cpu_s([one.pid]) - before_s
+async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, connections: int, seconds: float) -> list[Work]:
+    """Both gateways get requests, the second one this load. Raises RuntimeError if a request failed."""
+    before_s = [cpu_s([one.pid]) for one in pair]
+    payloads = OFF.requests(answer), load.requests(answer)
+    found = await asyncio.gather(
+        *(closed_loop([one.url], each, connections, seconds) for one, each in zip(pair, payloads, strict=True))
+    )
+    for measured in found:
+        if measured.failed or not measured.done:
+            raise RuntimeError(f"{measured.failed} requests failed, {measured.done} were answered")
+    took_s = [cpu_s([one.pid]) - began_s for one, began_s in zip(pair, before_s, strict=True)]
+    return [Work(measured.done, took) for measured, took in zip(found, took_s, strict=True)]
 
 
 def measured(
-    start: int, answer: Answer, gateways: Mapping[Load, Gateway], receiver: Receiver, options: argparse.Namespace
-) -> list[Row]:
-    """A row for each load. Raises RuntimeError if spans did not come while they were measured."""
-    for load in (OFF, TENTH):
-        turn(gateways[load], answer, load, options.connections, _WARMS_UP_S)
+    start: int, answer: Answer, pair: Sequence[Gateway], receiver: Receiver, options: argparse.Namespace
+) -> Iterator[Row]:
+    """A row for each load. Raises RuntimeError if spans did not come."""
+
+    def works(load: Load) -> list[Work]:
+        return asyncio.run(turn(pair, answer, load, options.connections, options.seconds))
+
+    warmed = [NOTHING, NOTHING]
+    while min(work.requests for work in warmed) < _WARM_REQUESTS:
+        warmed = [work + more for work, more in zip(warmed, works(UNTOUCHED), strict=True)]
     before = receiver.batches
-    done, took_s = dict.fromkeys(LOADS, 0), dict.fromkeys(LOADS, 0.0)
-    for load in in_turns(start, options.rounds):
-        requests, cpu = turn(gateways[load], answer, load, options.connections, options.seconds)
-        done[load] += requests
-        took_s[load] += cpu
-    traced = sum(done[load] // load.every for load in LOADS if load.every)
-    if receiver.batches - before < max(1, traced // _BATCH - 1):
+    found = {load: [NOTHING, NOTHING] for load in LOADS}
+    for load in in_turns(options.turns):
+        found[load] = [work + more for work, more in zip(found[load], works(load), strict=True)]
+    traced = sum(on.requests // load.every for load, (_, on) in found.items() if load.every)
+    if receiver.batches - before < max(1, traced // BATCH - 1):
         raise RuntimeError(f"{traced} requests were traced, and {receiver.batches - before} batches of spans came")
-    return [Row(answer.name, start, load.name, done[load], round(took_s[load] / done[load] * 1e6, 1)) for load in LOADS]
+    for load, (off, on) in found.items():
+        yield Row(answer.name, start, load.name, on.requests, on.cpu_us, off.cpu_us)
 
 
-def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str]) -> Iterator[Row]:
-    """A row for each answer and load."""
+def in_turns(turns: int) -> tuple[Load, ...]:
+    """So many turns of each load."""
+    return (UNTOUCHED,) * turns + (HUNDREDTH, NONE) * turns + (TENTH,) * turns
+
+
+def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], processor: int) -> Iterator[Row]:
+    """A row for each load. Every other start begins with the other gateway."""
+    answer = ANSWERS[options.answers[start % len(options.answers)]]
+    set_answer(servers[0], answer)
     with ExitStack() as stack:
         receiver = stack.enter_context(in_thread(Receiver()))
-        off = stack.enter_context(gateway(servers, None))
-        on = stack.enter_context(gateway(servers, {"endpoint": receiver.url, "sample_ratio": 0}))
-        gateways = {load: on if load.has_tracing else off for load in LOADS}
-        for answer in (ANSWERS[name] for name in options.answers):
-            set_answer(servers[0], answer)
-            yield from measured(start, answer, gateways, receiver, options)
+        tracings = None, {"endpoint": receiver.url, "sample_ratio": 0}
+        pair = [stack.enter_context(gateway(servers, each)) for each in tracings[:: -1 if start % 2 else 1]]
+        for one in pair:
+            one.pin(processor)
+        yield from measured(start, answer, pair[:: -1 if start % 2 else 1], receiver, options)
 
 
 def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
-    """Measures in `starts` starts of the gateways."""
+    """Measures in `starts` starts of the gateways. Raises OneProcessor."""
+    processors = sorted(os.sched_getaffinity(0))
+    if len(processors) < 2:
+        raise OneProcessor("the gateways need a processor, and everything else another one")
     with ExitStack() as stack:
+        os.sched_setaffinity(0, processors[1:])
         servers = stack.enter_context(upstreams())
         progress = stack.enter_context(record.progress(found.console))
-        rows = options.starts * len(options.answers) * len(LOADS)
-        task = progress.add_task("measuring", total=rows)
+        task = progress.add_task("measuring", total=options.starts)
         for start in range(options.starts):
-            for row in of_one_start(start, options, servers):
-                found.rows.append(row)
-                progress.advance(task)
+            found.rows += of_one_start(start, options, servers, processors[0])
+            found.save()
+            progress.advance(task)
 
 
 def table(rows: Sequence[Row]) -> Table:
     drawn = tables.table(
         "CPU of a gateway for each request",
         ("answer", "traces"),
-        ("us", f"beside {OFF.name}", f"beside {NONE.name}"),
+        ("us", "beside off", f"beside {UNTOUCHED.name}"),
         caption=f"goal with 1 in 100: at most {GOAL} times that of a gateway without traces",
     )
     for answer in dict.fromkeys(row.answer for row in rows):
-        costs = {(row.start, row.load): row.cpu_us for row in rows if row.answer == answer}
+        mine = [row for row in rows if row.answer == answer]
+        drawn.add_row(answer, OFF.name, f"{mean(row.off_cpu_us for row in mine):.0f}", "", "")
+        beside_off = {(row.start, row.load): row.cpu_us / row.off_cpu_us for row in mine}
+        off = {(start, OFF.name): 1.0 for start, _ in beside_off}
         for load in LOADS:
-            cpu_us = mean(cost for (_, name), cost in costs.items() if name == load.name)
-            off = "" if load is OFF else str(ratio(costs, load, OFF))
-            none = str(ratio(costs, load, NONE)) if load.every else ""
-            drawn.add_row(answer if load is OFF else "", load.name, f"{cpu_us:.0f}", off, none)
+            cpu_us = mean(row.cpu_us for row in mine if row.load == load.name)
+            itself = "" if load is UNTOUCHED else str(ratio(beside_off, load, UNTOUCHED))
+            drawn.add_row("", load.name, f"{cpu_us:.0f}", str(ratio(beside_off | off, load, OFF)), itself)
     return drawn

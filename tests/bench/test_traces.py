@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.simulated_cpu import Counts
-from bench.traces.loads import HUNDREDTH, LOADS, OFF, ratio
+from bench.traces.loads import HUNDREDTH, OFF, ratio
+from bench.traces.timed import LOADS
 
 
 def test_a_ratio_is_the_mean_over_starts_with_its_standard_error() -> None:
@@ -32,11 +33,11 @@ def test_the_simulated_cpus_counts_are_read_from_its_file() -> None:
 @pytest.mark.slow
 def test_it_measures_all_loads_in_each_start(tmp_path: Path) -> None:
     out = tmp_path / "traces.json"
-    options = ("--starts", "1", "--rounds", "1", "--seconds", "0.5", "--answers", "stream 16")
+    options = ("--starts", "1", "--turns", "2", "--answers", "stream 16")
     command = [sys.executable, "-m", "bench.traces", *options, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "beside" in done.stdout
     rows = json.loads(out.read_text())["rows"]
     assert [row["load"] for row in rows] == [load.name for load in LOADS]
-    assert all(row["requests"] > 0 and row["cpu_us"] > 0 for row in rows)
+    assert all(row["requests"] > 0 and row["cpu_us"] > 0 and row["off_cpu_us"] > 0 for row in rows)
