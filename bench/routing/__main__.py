@@ -7,12 +7,16 @@ conversation.
 
     python -m bench.routing [--out FILE]
     python -m bench.routing --mixes images,chat --systems prefix_kv_aware,round_robin --gateways 1,4 --seeds 1,2,3
+    python -m bench.routing --at http://gpu1:8000,http://gpu2:8000 --mixes chat      on replicas that already run
 
 The tables show medians over the seeds. A run in scaled time is invalid if the machine was less than 20 % idle, and is
 marked so: its times are those of the machine. A router's own time is not scaled, so it counts --speed times as much.
 Other routers (`python -m bench.overhead --install`) run cache_aware with their defaults, and once more (-tight) with a
 threshold for leaving affinity that fits this low number of requests. KVGate runs with its defaults, except that it may
 wait 200 ms for Redis instead of 20, because Redis shares the processors with all other processes here.
+
+Replicas of --at are vLLM with VLLM_SERVER_DEV_MODE=1, because their caches are emptied before each run. A mix can run
+there if it is for so many replicas. They should have KV caches of its size (vLLM's --num-gpu-blocks-override).
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from rich.table import Table
 from bench import record, tables
 from bench.options import counts, names, positive
 from bench.peers import DoesNotStart
-from bench.routing.fleets import Fresh, real, simulated
+from bench.routing.fleets import Fresh, real, running, simulated
 from bench.routing.measure import WRONG, Row, measure
 from bench.routing.mixes import MIXES, Mix
 from bench.routing.systems import NAMES, ROUTERS, System, label, systems
@@ -140,16 +144,31 @@ def _options() -> argparse.Namespace:
         help="divides the engines' times, not the routers' (default: %(default)s)",
     )
     parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; only mixes and systems that can)")
+    parser.add_argument(
+        "--at", type=lambda text: text.split(","), default=[], metavar="URLS", help="real vLLM, running"
+    )
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
-    options.mixes = [MIXES[name] for name in options.mixes]
+    able = list(MIXES.values())
     if options.real:
-        options.mixes = [mix for mix in options.mixes if mix.real_capacity_tokens]
+        able = [mix for mix in able if mix.real_capacity_tokens]
+    if options.at:
+        able = [mix for mix in able if mix.replicas == len(options.at)]
+    options.mixes = [MIXES[name] for name in options.mixes if MIXES[name] in able]
+    if options.real or options.at:
         options.systems = [name for name in options.systems if name != "oracle"]
     if not (options.mixes and options.systems):
-        able = ", ".join(mix.name for mix in MIXES.values() if mix.real_capacity_tokens)
-        parser.error(f"--real: nothing of this can be run on real vLLM; the mixes that can: {able}; the oracle cannot")
+        known = ", ".join(mix.name for mix in able) or "none"
+        parser.error(
+            f"nothing of this can be run on real vLLM like that; the mixes that can: {known}; the oracle cannot"
+        )
     return options
+
+
+def _fleets(options: argparse.Namespace) -> Callable[[Mix], AbstractContextManager[Fresh]]:
+    if options.at:
+        return partial(running, urls=options.at)
+    return real if options.real else partial(simulated, speed=options.speed)
 
 
 def main() -> None:
@@ -158,12 +177,11 @@ def main() -> None:
     routed_by = systems(options.systems, options.gateways)
     versions = {"kvgate": metadata.version("kvgate")} | {name: peer.version for name, peer in ROUTERS.items()}
     there = [system for system in routed_by if not system.is_missing]
-    fleets = real if options.real else partial(simulated, speed=options.speed)
     found = record.Found[Row](versions, options.out, Console())
     for system in routed_by:
         if system.is_missing:
             found.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
-    Run(there, options.seeds, fleets, found).measure(options.mixes)
+    Run(there, options.seeds, _fleets(options), found).measure(options.mixes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The replicas that get the requests: simulated in scaled time, or real vLLM."""
+"""The replicas that get the requests: simulated in scaled time, or real vLLM, started here or already running."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ PREFILL_TOKENS_PER_S = 4700.0
 DECODE_S_PER_TOKEN = 0.035
 _HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?\{.*\} (\S+)$", re.MULTILINE)
 _QUERIES = re.compile(r"^vllm:prefix_cache_queries(?:_total)?\{.*\} (\S+)$", re.MULTILINE)
+_BLOCK_TOKENS = re.compile(r'^vllm:cache_config_info\{.*\bblock_size="(\d+)".*\} 1(?:\.0)?$', re.MULTILINE)
 _ANSWERED = re.compile(r"^vllm:request_success_total\{.*\} (\S+)$", re.MULTILINE)
 
 
@@ -121,11 +122,28 @@ def real(mix: Mix) -> Iterator[Fresh]:
         yield lambda: nullcontext(_emptied(fleet))
 
 
+@contextmanager
+def running(_mix: Mix, urls: Sequence[str]) -> Iterator[Fresh]:
+    """vLLM that somebody else has started with VLLM_SERVER_DEV_MODE=1. Its caches are emptied before each use. Raises
+    httpx.HTTPError if it does not answer."""
+    with httpx.Client(timeout=10) as http:
+        version, models, metrics = (
+            http.get(urls[0] + path).raise_for_status() for path in ("/version", "/v1/models", "/metrics")
+        )
+    model, block = models.json()["data"][0]["id"], _BLOCK_TOKENS.search(metrics.text)
+    if block is None:
+        raise RuntimeError(f"{urls[0]}/metrics lacks vllm:cache_config_info")
+    named = {f"r{number}": url for number, url in enumerate(urls)}
+    fleet = Fleet(f"vLLM {version.json()['version']}, {model}", named, model, int(block[1]), 1.0)
+    yield lambda: nullcontext(_emptied(fleet))
+
+
 def _emptied(fleet: Fleet) -> Fleet:
     body = {"model": fleet.model, "max_tokens": 1, "messages": [{"role": "user", "content": "vLLM tells of it now"}]}
     with httpx.Client(timeout=60) as http:
         for url in fleet.urls.values():
             http.post(f"{url}/reset_prefix_cache").raise_for_status()
-            http.post(f"{url}/reset_mm_cache").raise_for_status()  # images that earlier runs decoded
+            if (answer := http.post(f"{url}/reset_mm_cache")).status_code != 404:  # images that earlier runs decoded
+                answer.raise_for_status()
             http.post(f"{url}/v1/chat/completions", json=body).raise_for_status()  # sends the reset's event, too
     return fleet

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bench.load import pinned_spread
-from bench.routing.fleets import Counters, cache_share, simulated
+from bench.routing.fleets import Counters, Fleet, cache_share, running, simulated
 from bench.routing.measure import QueueSampler, Row, measure
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.routing.systems import NAMES, System, systems
@@ -32,7 +32,11 @@ SMALL = Mix("small", "four conversations", 2, 16_000, 4, conversations)
 
 async def routed(system: System) -> Row:
     with simulated(SMALL, speed=50) as fresh, fresh() as fleet:
-        return await measure(fleet, SMALL, SMALL.make(SEED), system, SEED)
+        return await routed_by(system, fleet)
+
+
+async def routed_by(system: System, fleet: Fleet) -> Row:
+    return await measure(fleet, SMALL, SMALL.make(SEED), system, SEED)
 
 
 @pytest.mark.slow
@@ -52,6 +56,18 @@ async def test_taking_turns_finds_less_and_the_engines_say_so() -> None:
     (pinned,) = systems(["pinned"], [1])
     (turns,) = systems(["random"], [1])
     assert (await routed(turns)).cache_share < (await routed(pinned)).cache_share
+
+
+@pytest.mark.slow
+async def test_replicas_that_run_already_begin_each_run_with_empty_caches() -> None:
+    (pinned,) = systems(["pinned"], [1])
+    with simulated(SMALL, speed=50) as fresh, fresh() as fleet, running(SMALL, list(fleet.urls.values())) as again:
+        rows = []
+        for _ in range(2):
+            with again() as found:
+                rows.append(await routed_by(pinned, found))
+    assert (found.model, found.block_tokens) == (fleet.model, fleet.block_tokens)
+    assert rows[0].cache_share == rows[1].cache_share > 0.4
 
 
 def test_every_system_has_a_name_and_other_names_are_refused() -> None:
