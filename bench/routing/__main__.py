@@ -7,7 +7,7 @@ conversation.
 
     python -m bench.routing [--out FILE]
     python -m bench.routing --mixes images,chat --systems prefix_kv_aware,round_robin --gateways 1,4 --seeds 1,2,3
-    python -m bench.routing --at http://gpu1:8000,http://gpu2:8000 --mixes chat      on replicas that already run
+    python -m bench.routing --at http://gpu1:8000 http://gpu2:8000 --mixes chat      on replicas that already run
 
 The tables show medians over the seeds. A run in scaled time is invalid if the machine was less than 20 % idle, and is
 marked so: its times are those of the machine. A router's own time is not scaled, so it counts --speed times as much.
@@ -16,7 +16,8 @@ threshold for leaving affinity that fits this low number of requests. KVGate run
 wait 200 ms for Redis instead of 20, because Redis shares the processors with all other processes here.
 
 Replicas of --at are vLLM with VLLM_SERVER_DEV_MODE=1, because their caches are emptied before each run. A mix can run
-there if it is for so many replicas. They should have KV caches of its size (vLLM's --num-gpu-blocks-override).
+there if it is for so many replicas. They should have KV caches of its size (vLLM's --num-gpu-blocks-override). Before
+0.32, vLLM does not tell where it publishes events: then write events and replay beside the URL, as for `kvgate up`.
 """
 
 from __future__ import annotations
@@ -144,9 +145,7 @@ def _options() -> argparse.Namespace:
         help="divides the engines' times, not the routers' (default: %(default)s)",
     )
     parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; only mixes and systems that can)")
-    parser.add_argument(
-        "--at", type=lambda text: text.split(","), default=[], metavar="URLS", help="real vLLM, running"
-    )
+    parser.add_argument("--at", nargs="+", default=[], metavar="URL[,events=…,replay=…]", help="real vLLM, running")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
     able = list(MIXES.values())
@@ -167,7 +166,7 @@ def _options() -> argparse.Namespace:
 
 def _fleets(options: argparse.Namespace) -> Callable[[Mix], AbstractContextManager[Fresh]]:
     if options.at:
-        return partial(running, urls=options.at)
+        return partial(running, replicas=options.at)
     return real if options.real else partial(simulated, speed=options.speed)
 
 

@@ -44,6 +44,8 @@ class Fleet:
     """The Redis of agents that already run. Without it, gateways start with their own Redis and agents."""
     config: dict[str, Any] = field(default_factory=dict)
     """More sections of the gateways' configuration."""
+    events: Mapping[str, str] = field(default_factory=dict)
+    """Where an engine publishes, if it does not tell so itself: `events=tcp://…,replay=tcp://…`."""
 
     def counters(self) -> list[Counters]:
         """The engines' counters, in the order of `urls`."""
@@ -123,9 +125,10 @@ def real(mix: Mix) -> Iterator[Fresh]:
 
 
 @contextmanager
-def running(_mix: Mix, urls: Sequence[str]) -> Iterator[Fresh]:
-    """vLLM that somebody else has started with VLLM_SERVER_DEV_MODE=1. Its caches are emptied before each use. Raises
-    httpx.HTTPError if it does not answer."""
+def running(_mix: Mix, replicas: Sequence[str]) -> Iterator[Fresh]:
+    """vLLM that somebody else has started with VLLM_SERVER_DEV_MODE=1. Its caches are emptied before each use. A
+    replica is a URL, and what Fleet.events says, after a comma. Raises httpx.HTTPError if it does not answer."""
+    urls, _, events = zip(*(replica.partition(",") for replica in replicas), strict=True)
     with httpx.Client(timeout=10) as http:
         version, models, metrics = (
             http.get(urls[0] + path).raise_for_status() for path in ("/version", "/v1/models", "/metrics")
@@ -133,8 +136,9 @@ def running(_mix: Mix, urls: Sequence[str]) -> Iterator[Fresh]:
     model, block = models.json()["data"][0]["id"], _BLOCK_TOKENS.search(metrics.text)
     if block is None:
         raise RuntimeError(f"{urls[0]}/metrics lacks vllm:cache_config_info")
-    named = {f"r{number}": url for number, url in enumerate(urls)}
-    fleet = Fleet(f"vLLM {version.json()['version']}, {model}", named, model, int(block[1]), 1.0)
+    names = [f"r{number}" for number in range(len(urls))]
+    engine, told = f"vLLM {version.json()['version']}, {model}", dict(zip(names, events, strict=True))
+    fleet = Fleet(engine, dict(zip(names, urls, strict=True)), model, int(block[1]), 1.0, events=told)
     yield lambda: nullcontext(_emptied(fleet))
 
 

@@ -71,7 +71,9 @@ def _kvgate(policy: str, gateways: int) -> Start:
     @asynccontextmanager
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
         if fleet.redis_url is None:
-            with running_gateways(fleet.urls, gateways=gateways, policy=policy, config=_CONFIG) as cluster:
+            with running_gateways(
+                fleet.urls, gateways=gateways, policy=policy, config=_CONFIG, events=fleet.events
+            ) as cluster:
                 yield random_spread(cluster.gateway_urls, seed)
             return
         config = _CONFIG | fleet.config | {"policy": {"name": policy}}
