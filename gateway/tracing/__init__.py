@@ -3,7 +3,8 @@
 tracing         which requests are traced
 request_trace   what becomes of one request, and when
 untraced        what a request without spans does instead: nothing
-span_writer     the spans of a request, as a message of OTLP
+spans           the spans of a request
+span_writer     these as a message of OTLP
 protobuf        the format of that
 otlp_sender     the queue of traces, and the way to the backend
 otel_variables  what OpenTelemetry's variables say of all this

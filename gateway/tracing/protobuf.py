@@ -33,7 +33,8 @@ def varint(number: int) -> bytes:
 
 def sized(tag: bytes, data: bytes) -> bytes:
     """A field with a text, with bytes, or with a message."""
-    return tag + varint(len(data)) + data
+    size = len(data)
+    return tag + (_SMALL[size] if size < 128 else varint(size)) + data
 
 
 def of_varint(field: int) -> bytes:

@@ -1,5 +1,5 @@
-"""Notes what becomes of one request, and when: the whole, its placement, each attempt, the wait for the first byte, and
-the relay of the answer. The spans of these are written when the request is over (span_writer.py).
+"""Notes what becomes of one request, and when. Spans are made of that when they leave (spans.py): this way, the other
+requests hardly wait for one that is traced.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gateway.tracing.untraced import Placed, Untraced
 
@@ -25,30 +25,26 @@ class Parent(NamedTuple):
     state: str
 
 
-class Step:
-    """A part of a request, or all of it, from its making until its end. Times are in nanoseconds since 1970."""
+class Attempt(NamedTuple):
+    """Where a request is sent."""
 
-    __slots__ = ("began_ns", "ended_ns", "is_call", "name", "parent_id", "reason", "span_id", "told")
+    span_id: int
+    """The parent of the replica's spans."""
+    replica: str
+    url: str
+    decision: str
 
-    def __init__(self, name: str, parent_id: int, is_call: bool = False) -> None:
-        """`is_call`: it is what another server does."""
-        self.name = name
-        self.span_id = _random_id(64)
-        self.parent_id = parent_id
-        self.is_call = is_call
-        self.told: dict[str, Any] = {}
-        """Its attributes."""
-        self.reason = ""
-        """Why it failed; empty if it did not."""
-        self.began_ns = time.time_ns()
-        self.ended_ns = 0
 
-    def __repr__(self) -> str:
-        return f"<Step {self.name}>"
+class Moment(NamedTuple):
+    """Something that happened to the request."""
 
-    def end(self) -> None:
-        """It is over."""
-        self.ended_ns = time.time_ns()
+    what: Literal["placing", "attempting", "answered", "failed"]
+    at_ns: int
+    """Since 1970."""
+    reason: str = ""
+    """Why it failed."""
+    attempt: Attempt | None = None
+    """The one that begins."""
 
 
 class RequestTrace(Untraced):
@@ -60,13 +56,11 @@ class RequestTrace(Untraced):
         """`send` gets the trace when the request is over."""
         self._send = send
         self.parent = parent
-        self.trace_id = parent.trace_id if parent else _random_id(128)
+        self.trace_id = parent.trace_id if parent else random_id(128)
         self.flags = SAMPLED | (parent.flags & RANDOM if parent else RANDOM)
-        self.whole = Step("", parent.span_id if parent else 0)
-        self.steps: list[Step] = []
-        """Those of the whole, in the order in which they began."""
-        self._open: list[Step] = []
-        """The attempt, and what it does now; or the placement."""
+        self.moments: list[Moment] = []
+        """In the order in which they came."""
+        self.began_ns, self.ended_ns = time.time_ns(), 0
         self.tail = b""
         """The end of the answer."""
         self.kind: str | None = None
@@ -74,26 +68,12 @@ class RequestTrace(Untraced):
         self.record: Mapping[str, Any] = {}
         """What became of the request: see relay/request_record.py."""
 
-    def _begin(self, name: str, parent: Step, is_call: bool = False) -> Step:
-        step = Step(name, parent.span_id, is_call)
-        self.steps.append(step)
-        self._open.append(step)
-        return step
-
-    def _close(self, down_to: int = 0) -> None:
-        while len(self._open) > down_to:
-            self._open.pop().end()
-
     def placing(self) -> None:
-        self._begin("place", self.whole)
+        self.moments.append(Moment("placing", time.time_ns()))
 
     def attempting(self, place: Placed, headers: dict[str, str]) -> None:
-        if self._open:
-            self._open[-1].told["kvgate.decision"] = place.decision
-        self._close()
-        attempt = self._begin("attempt", self.whole, is_call=True)
-        attempt.told = {"kvgate.replica": place.replica, "url.full": place.url}
-        self._begin("first byte", attempt)
+        attempt = Attempt(random_id(64), place.replica, place.url, place.decision)
+        self.moments.append(Moment("attempting", time.time_ns(), attempt=attempt))
         headers["traceparent"] = f"00-{self.trace_id:032x}-{attempt.span_id:016x}-{self.flags:02x}"
         if self.parent and self.parent.state:
             headers["tracestate"] = self.parent.state
@@ -101,24 +81,20 @@ class RequestTrace(Untraced):
             headers.pop("tracestate", None)
 
     def answered(self) -> None:
-        self._close(down_to=1)
-        if self._open:
-            self._begin("relay", self._open[0])
+        self.moments.append(Moment("answered", time.time_ns()))
 
     def passed(self, piece: bytes) -> None:
         self.tail = (self.tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
 
     def failed(self, reason: str) -> None:
-        if self._open:
-            self._open[0].reason = reason
-        self._close()
+        self.moments.append(Moment("failed", time.time_ns(), reason))
 
     def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
-        self._close()
-        self.whole.end()
+        self.ended_ns = time.time_ns()
         self.kind, self.record = kind, record
         self._send(self)
 
 
-def _random_id(bits: int) -> int:
+def random_id(bits: int) -> int:
+    """Of a trace or a span."""
     return random.getrandbits(bits) or 1  # 0 is none

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import orjson
@@ -26,12 +25,14 @@ from gateway.tracing.protobuf import (
     sized,
     varint,
 )
-from gateway.tracing.request_trace import RequestTrace, Step
+from gateway.tracing.request_trace import RequestTrace
+from gateway.tracing.spans import Span, spans_of
 
 # Span
-_TRACE_ID, _SPAN_ID, _TRACE_STATE, _PARENT, _NAME = map(of_sized, (1, 2, 3, 4, 5))
-_KIND, _BEGAN, _ENDED, _ATTRIBUTE, _FLAGS = of_varint(6), of_fixed64(7), of_fixed64(8), of_sized(9), of_fixed32(16)
-_INTERNAL, _SERVER, _CLIENT = map(varint, (1, 2, 3))
+_TRACE_STATE, _NAME, _ATTRIBUTE = map(of_sized, (3, 5, 9))
+_TRACE_ID, _SPAN_ID, _PARENT = of_sized(1) + varint(16), of_sized(2) + varint(8), of_sized(4) + varint(8)
+_INTERNAL, _SERVER, _CLIENT = (of_varint(6) + varint(kind) for kind in (1, 2, 3))
+_BEGAN, _ENDED, _FLAGS = of_fixed64(7), of_fixed64(8), of_fixed32(16)
 _FAILED = sized(of_sized(15), of_varint(3) + varint(2))
 """Its status: an error."""
 _RESOURCE_SPANS, _RESOURCE, _OF_RESOURCE, _SCOPE, _OF_SCOPE, _SPAN = map(of_sized, (1, 1, 1, 1, 2, 2))
@@ -50,6 +51,7 @@ OPERATIONS = {
 """By the kind of a request's prompt."""
 _KNOWS_PARENT, _HAS_REMOTE_PARENT = 0x100, 0x200
 """Flags of a span, beside those of its trace."""
+_MOST_KEPT, _KEPT_CHARS = 1024, 64
 _FINISHED = re.compile(rb'"(finish_reason|stop_reason)": ?"(\w{1,40})"')
 # vLLM's `stop_reason` of a choice may be a text that the client has chosen.
 _REASONS = frozenset(
@@ -87,59 +89,60 @@ class SpanWriter:
         """`resource` says who has made the spans, `version` is its code's."""
         scope = sized(_SCOPE_NAME, b"kvgate") + sized(_SCOPE_VERSION, version.encode())
         self._scope = sized(_SCOPE, scope)
-        self._resource = sized(_RESOURCE, _written(resource, _OF_RESOURCE))
+        told = b"".join(_attribute(_OF_RESOURCE, name, value) for name, value in resource.items())
+        self._resource = sized(_RESOURCE, told)
+        self._attributes = _Attributes()
 
     def message(self, trace: RequestTrace) -> bytes:
         """An ExportTraceServiceRequest with all spans of a trace. Several of these, joined, are one with the spans of
         all: https://protobuf.dev/programming-guides/encoding/#last-one-wins. Raises KeyError for a record without its
         fields, OverflowError for a number of more than 64 bits, UnicodeEncodeError, and TypeError."""
-        spans = [sized(_SPAN, _step(trace, step)) for step in trace.steps]
-        spans.append(sized(_SPAN, _whole(trace)))
+        record = trace.record
+        has_failed = record["status"] >= 500 or record.get("code") == "stream_broken"
+        *parts, whole = spans_of(trace, _name(trace), _attributes(trace), has_failed)
+        spans = [self._span(trace, part, _CLIENT if part.is_call else _INTERNAL, _KNOWS_PARENT) for part in parts]
+        remote = _HAS_REMOTE_PARENT if trace.parent else 0
+        spans.append(self._span(trace, whole, _SERVER, _KNOWS_PARENT | remote))
         of_scope = sized(_OF_SCOPE, self._scope + b"".join(spans))
         return sized(_RESOURCE_SPANS, self._resource + of_scope)
 
-
-def _step(trace: RequestTrace, step: Step) -> bytes:
-    told, failed = step.told, b""
-    if step.reason:
-        told, failed = {**told, "error.type": step.reason}, _FAILED
-    span = _begun(trace, step, step.name, _CLIENT if step.is_call else _INTERNAL, _KNOWS_PARENT)
-    return span + _written(told, _ATTRIBUTE) + failed
-
-
-def _whole(trace: RequestTrace) -> bytes:
-    record = trace.record
-    has_failed = record["status"] >= 500 or record.get("code") == "stream_broken"
-    flags = _KNOWS_PARENT | (_HAS_REMOTE_PARENT if trace.parent else 0)
-    span = _begun(trace, trace.whole, _name(trace), _SERVER, flags)
-    return span + _written(_attributes(trace), _ATTRIBUTE) + (_FAILED if has_failed else b"")
+    def _span(self, trace: RequestTrace, span: Span, kind: bytes, flags: int) -> bytes:
+        written = [
+            *(_TRACE_ID, trace.trace_id.to_bytes(16), _SPAN_ID, span.span_id.to_bytes(8), kind),
+            *(_BEGAN, fixed64(span.began_ns), _ENDED, fixed64(span.ended_ns), _FLAGS, fixed32(trace.flags | flags)),
+            *(sized(_NAME, span.name.encode()), self._attributes.written(span.told)),
+        ]
+        if span.parent_id:
+            written += (_PARENT, span.parent_id.to_bytes(8))
+        if trace.parent and trace.parent.state:
+            written.append(sized(_TRACE_STATE, trace.parent.state.encode()))
+        if span.has_failed:
+            written.append(_FAILED)
+        return sized(_SPAN, b"".join(written))
 
 
-def _begun(trace: RequestTrace, step: Step, name: str, kind: bytes, flags: int) -> bytes:
-    """A span, but for its attributes and its status."""
-    span = [
-        sized(_TRACE_ID, trace.trace_id.to_bytes(16)),
-        sized(_SPAN_ID, step.span_id.to_bytes(8)),
-        sized(_NAME, name.encode()),
-        _KIND + kind,
-        _BEGAN + fixed64(step.began_ns),
-        _ENDED + fixed64(step.ended_ns),
-        _FLAGS + fixed32(trace.flags | flags),
-    ]
-    if step.parent_id:
-        span.append(sized(_PARENT, step.parent_id.to_bytes(8)))
-    if trace.parent:
-        span.append(sized(_TRACE_STATE, trace.parent.state.encode()))
-    return b"".join(span)
+class _Attributes:
+    """Writes attributes of spans. Those that may come again, such as a replica's name, are kept: to write one takes
+    several times as long as to find it. All values of a name are of one type."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, Any], bytes] = {}
+
+    def written(self, told: Mapping[str, Any]) -> bytes:
+        return b"".join([self._kept.get(each) or self._write(each) for each in told.items()])
+
+    def _write(self, told: tuple[str, Any]) -> bytes:
+        name, value = told
+        written = _attribute(_ATTRIBUTE, name, value)
+        if isinstance(value, int) or (isinstance(value, str) and len(value) <= _KEPT_CHARS):
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[told] = written
+        return written
 
 
-def _written(told: Mapping[str, Any], tag: bytes) -> bytes:
-    return b"".join([sized(tag, _key(name) + sized(_VALUE, _value(value))) for name, value in told.items()])
-
-
-@cache  # names are few, and the same for all requests
-def _key(name: str) -> bytes:
-    return sized(_KEY, name.encode())
+def _attribute(tag: bytes, name: str, value: Any) -> bytes:
+    return sized(tag, sized(_KEY, name.encode()) + sized(_VALUE, _value(value)))
 
 
 def _value(value: Any) -> bytes:
@@ -162,15 +165,15 @@ def _name(trace: RequestTrace) -> str:
 def _attributes(trace: RequestTrace) -> dict[str, Any]:
     """Those of the whole request."""
     record = trace.record
-    told = {name: record[field] for field, name in _ATTRIBUTES.items() if record.get(field) is not None}
-    if record.get("costs"):
-        told["kvgate.candidates"] = orjson.dumps(record["costs"]).decode()
+    told = {name: value for field, name in _ATTRIBUTES.items() if (value := record.get(field)) is not None}
+    if costs := record.get("costs"):
+        told["kvgate.candidates"] = orjson.dumps(costs).decode()
     if operation := OPERATIONS.get(trace.kind or ""):
         told |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "vllm"}
     field = b"stop_reason" if trace.kind == "message" else b"finish_reason"
     found = [reason.decode() for name, reason in _FINISHED.findall(trace.tail) if name == field]
     if reasons := [reason for reason in found if reason in _REASONS]:
-        told["gen_ai.response.finish_reasons"] = reasons
+        told["gen_ai.response.finish_reasons"] = tuple(reasons)
     if record.get("code"):
         told["error.type"] = record["code"]
     return told

@@ -27,7 +27,8 @@ def ended(kind: str, record: dict[str, Any], passed: bytes = b"") -> RequestTrac
 
 
 def written(*traces: RequestTrace) -> list[otlp.Span]:
-    messages = [SpanWriter({}, "test").message(trace) for trace in traces]
+    writer = SpanWriter({}, "test")
+    messages = [writer.message(trace) for trace in traces]
     return list(spans_of(ExportTraceServiceRequest.FromString(b"".join(messages))))
 
 
@@ -46,13 +47,20 @@ def test_why_an_answer_ended_is_told_and_no_text_of_it(kind: str, end: bytes, re
 
 
 @pytest.mark.parametrize(
-    "value", ["", "x" * 127, "é" * 20_000, 0, 127, 128, 2**63 - 1, -1, -(2**63), 0.0, -1.5, ["a", "b" * 200], []]
+    "value", ["", "x" * 127, "é" * 20_000, 0, 127, 128, 2**63 - 1, -1, -(2**63), 0.0, -1.5, ("a", "b" * 200), ()]
 )
 def test_a_value_is_read_as_it_was(value: Any) -> None:
-    trace = ended("chat", RECORD)
-    trace.steps[0].told = {"before": "x", "value": value, "after": "y"}
-    place, _ = written(trace)
-    assert (place["before"], place["value"], place["after"]) == ("x", value, "y")
+    _, root = written(ended("chat", {**RECORD, "request_id": "before", "tenant": value, "attempts": 1}))
+    told = [root[f"kvgate.{name}"] for name in ("request_id", "tenant", "attempts")]
+    assert told == ["before", list(value) if isinstance(value, tuple) else value, 1]
+
+
+def test_of_many_requests_each_tells_its_own() -> None:
+    tenants = [f"tenant {number % 7}" for number in range(1500)]
+    traces = [ended("chat", {**RECORD, "request_id": f"{at}", "tenant": each}) for at, each in enumerate(tenants)]
+    roots = [span for span in written(*traces) if span["name"] == "chat m"]
+    assert [root["kvgate.request_id"] for root in roots] == [f"{at}" for at in range(len(traces))]
+    assert [root["kvgate.tenant"] for root in roots] == tenants
 
 
 def test_every_field_of_a_span_is_written() -> None:
