@@ -104,7 +104,7 @@ class Run:
 
     def measure(self, mixes: Sequence[Mix]) -> None:
         """Runs every mix through every system, seed by seed, so that changes of the machine's speed affect all systems
-        alike. Writes the file after each mix."""
+        alike. Writes the file after each of them."""
         with record.progress(self.found.console) as progress:
             task = progress.add_task("", total=len(mixes) * len(self.routed_by) * len(self.seeds))
             for mix in mixes:
@@ -112,9 +112,9 @@ class Run:
                     for seed, system in ((seed, system) for seed in self.seeds for system in self.routed_by):
                         progress.update(task, description=f"{mix.name}, seed {seed}: {system.label}")
                         self._measure(mix, seed, system, fresh)
+                        self.found.save()
                         progress.advance(task)
                 self.found.console.print(_table(mix, [row for row in self.found.rows if row.mix == mix.name]))
-                self.found.save()
 
     def _measure(self, mix: Mix, seed: int, system: System, fresh: Fresh) -> None:
         try:
