@@ -108,15 +108,17 @@ async def _connect(urls: Sequence[str], count: int, make: Callable[[], Connectio
     return connections
 
 
-async def closed_loop(urls: Sequence[str], payload: Payload, connections: int, seconds: float) -> Measured:
-    """Sends as fast as possible, on this many connections spread over the URLs. A connection that the proxy drops is
-    not replaced."""
+async def closed_loop(
+    urls: Sequence[str], payload: Payload, connections: int, seconds: float, is_over: Callable[[], bool] = lambda: False
+) -> Measured:
+    """Sends as fast as possible, on this many connections spread over the URLs, for so long, or until `is_over`. A
+    connection that the proxy drops is not replaced."""
     measured = Measured()
     busy = connections
     over = asyncio.Event()
 
     def idle(connection: Connection) -> None:
-        if time.perf_counter() < deadline:
+        if time.perf_counter() < deadline and not is_over():
             connection.send(payload.next())
         else:
             ended()

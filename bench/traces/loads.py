@@ -6,19 +6,17 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
-from itertools import count as numbers
 from math import sqrt
 from statistics import mean, stdev
 
 from bench.overhead.client import Payload
 from bench.overhead.shapes import Answer, payload
 from bench.threaded_server import SilentHandler
-from gateway.tracing.otel_variables import NO_VARIABLES
 
 GOAL = 1.02
 """With one request in a hundred traced."""
-BATCH = NO_VARIABLES.batch // 4
-"""So many traces leave together. With the default, some measurements would have none that leave."""
+BATCH = 32
+"""So many traces leave together. The default is 512, but then a measurement with whole batches would take very long."""
 ENVIRONMENT = ("OTEL_BSP_SCHEDULE_DELAY=100000000", f"OTEL_BSP_MAX_EXPORT_BATCH_SIZE={BATCH}")
 """A gateway's: spans leave when a batch is whole, and never because time is over."""
 _PROMPT = "350 B"
@@ -48,17 +46,18 @@ class Receiver(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1/traces"
 
 
-class SomeTraced(Payload):
-    """The same requests. One in `every` asks to be traced."""
+class Requests(Payload):
+    """The first of each `every` requests asks to be traced; 0: none does."""
 
     def __init__(self, requests: Payload, every: int) -> None:
         self._requests = requests
         self._every = every
-        self._numbers = numbers(1)
+        self.sent = 0
 
     def next(self) -> bytes:
         request = self._requests.next()
-        if next(self._numbers) % self._every:
+        self.sent += 1
+        if not self._every or self.sent % self._every != 1:
             return request
         parent = f"traceparent: 00-{random.randbytes(16).hex()}-{random.randbytes(8).hex()}-01"
         return request.replace(b"\r\n", f"\r\n{parent}\r\n".encode(), 1)
@@ -73,10 +72,9 @@ class Load:
     every: int = 0
     """One request in so many is traced; 0: none."""
 
-    def requests(self, answer: Answer) -> Payload:
+    def requests(self, answer: Answer) -> Requests:
         """Requests that get this answer."""
-        requests = payload(_PROMPT, answer)
-        return SomeTraced(requests, self.every) if self.every else requests
+        return Requests(payload(_PROMPT, answer), self.every)
 
 
 OFF = Load("off", has_tracing=False)

@@ -3,10 +3,7 @@
 Two gateways run, one without `tracing.endpoint`. They share one processor and get requests at the same time, so that
 whatever disturbs one disturbs the other. Everything else runs on the other processors. The gateway with traces gets all
 shares by turns. `sample_ratio` is 0 there: the client decides with a `traceparent` which requests are traced. In the
-first turns of a start, nothing was ever traced.
-
-A batch of spans is sent only when it is whole, and counts in the turn that fills it. By default, a gateway sends what
-there is each 5 s.
+first turns of a start, nothing was ever traced. Each turn has so many requests that whole batches of spans leave.
 """
 
 from __future__ import annotations
@@ -35,8 +32,12 @@ from bench.trees import cpu_s
 UNTOUCHED = Load("none, ever", has_tracing=True)
 """Before the first request is traced."""
 LOADS = (UNTOUCHED, HUNDREDTH, NONE, TENTH)
-_WARM_REQUESTS = 10_000
-"""A gateway's memory grows in its first 10 000 requests or so."""
+TURNS = (UNTOUCHED, UNTOUCHED, HUNDREDTH, NONE, NONE, HUNDREDTH, TENTH)
+"""Of a start."""
+_REQUESTS = HUNDREDTH.every * BATCH
+"""Those of the gateway with traces in a turn."""
+_LONGEST_S = 100.0
+"""A turn on a slow machine."""
 
 
 class OneProcessor(Exception):
@@ -102,12 +103,15 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
         yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
 
 
-async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, connections: int, seconds: float) -> list[Work]:
+async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, connections: int) -> list[Work]:
     """Both gateways get requests, the second one this load. Raises RuntimeError if a request failed."""
     before_s = [cpu_s([one.pid]) for one in pair]
-    payloads = OFF.requests(answer), load.requests(answer)
+    off, on = OFF.requests(answer), load.requests(answer)
     found = await asyncio.gather(
-        *(closed_loop([one.url], each, connections, seconds) for one, each in zip(pair, payloads, strict=True))
+        *(
+            closed_loop([one.url], requests, connections, _LONGEST_S, lambda: on.sent >= _REQUESTS)
+            for one, requests in zip(pair, (off, on), strict=True)
+        )
     )
     for measured in found:
         if measured.failed or not measured.done:
@@ -119,28 +123,17 @@ async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, connections:
 def measured(
     start: int, answer: Answer, pair: Sequence[Gateway], receiver: Receiver, options: argparse.Namespace
 ) -> Iterator[Row]:
-    """A row for each load. Raises RuntimeError if spans did not come."""
-
-    def works(load: Load) -> list[Work]:
-        return asyncio.run(turn(pair, answer, load, options.connections, options.seconds))
-
-    warmed = [NOTHING, NOTHING]
-    while min(work.requests for work in warmed) < _WARM_REQUESTS:
-        warmed = [work + more for work, more in zip(warmed, works(UNTOUCHED), strict=True)]
-    before = receiver.batches
+    """A row for each load. Raises RuntimeError if a turn's spans did not come in it."""
+    asyncio.run(turn(pair, answer, UNTOUCHED, options.connections))
     found = {load: [NOTHING, NOTHING] for load in LOADS}
-    for load in in_turns(options.turns):
-        found[load] = [work + more for work, more in zip(found[load], works(load), strict=True)]
-    traced = sum(on.requests // load.every for load, (_, on) in found.items() if load.every)
-    if receiver.batches - before < max(1, traced // BATCH - 1):
-        raise RuntimeError(f"{traced} requests were traced, and {receiver.batches - before} batches of spans came")
+    for load in TURNS:
+        before = receiver.batches
+        works = asyncio.run(turn(pair, answer, load, options.connections))
+        if load.every and receiver.batches - before < _REQUESTS // load.every // BATCH:
+            raise RuntimeError(f"in a turn of {works[1].requests} requests, {receiver.batches - before} batches came")
+        found[load] = [work + more for work, more in zip(found[load], works, strict=True)]
     for load, (off, on) in found.items():
         yield Row(answer.name, start, load.name, on.requests, on.cpu_us, off.cpu_us)
-
-
-def in_turns(turns: int) -> tuple[Load, ...]:
-    """So many turns of each load."""
-    return (UNTOUCHED,) * turns + (HUNDREDTH, NONE) * turns + (TENTH,) * turns
 
 
 def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], processor: int) -> Iterator[Row]:

@@ -33,7 +33,7 @@ def test_the_simulated_cpus_counts_are_read_from_its_file() -> None:
 @pytest.mark.slow
 def test_it_measures_all_loads_in_each_start(tmp_path: Path) -> None:
     out = tmp_path / "traces.json"
-    options = ("--starts", "1", "--turns", "2", "--answers", "stream 16")
+    options = ("--starts", "1", "--answers", "stream 16")
     command = [sys.executable, "-m", "bench.traces", *options, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
