@@ -34,7 +34,7 @@ def varint(number: int) -> bytes:
 def sized(tag: bytes, data: bytes) -> bytes:
     """A field with a text, with bytes, or with a message."""
     size = len(data)
-    return tag + (_SMALL[size] if size < 128 else varint(size)) + data
+    return tag + (_SMALL[size] if size < 128 else varint(size)) + data  # a span has dozens: most need no call
 
 
 def of_varint(field: int) -> bytes:

@@ -1,13 +1,11 @@
-"""Notes what becomes of one request, and when. Spans are made of that when they leave (spans.py): this way, the other
-requests hardly wait for one that is traced.
-"""
+"""Notes what becomes of one request, and when. Spans are made of that when they leave (see OtlpSender)."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.tracing.untraced import Placed, Untraced
 
@@ -25,9 +23,16 @@ class Parent(NamedTuple):
     state: str
 
 
-class Attempt(NamedTuple):
-    """Where a request is sent."""
+class Placing(NamedTuple):
+    """A place is looked for. Times are in nanoseconds since 1970."""
 
+    at_ns: int
+
+
+class Attempting(NamedTuple):
+    """It was placed, and is sent there."""
+
+    at_ns: int
     span_id: int
     """The parent of the replica's spans."""
     replica: str
@@ -35,16 +40,17 @@ class Attempt(NamedTuple):
     decision: str
 
 
-class Moment(NamedTuple):
-    """Something that happened to the request."""
+class Answered(NamedTuple):
+    """The first byte of an answer has come."""
 
-    what: Literal["placing", "attempting", "answered", "failed"]
     at_ns: int
-    """Since 1970."""
-    reason: str = ""
-    """Why it failed."""
-    attempt: Attempt | None = None
-    """The one that begins."""
+
+
+class Failed(NamedTuple):
+    """An attempt is over, without an answer."""
+
+    at_ns: int
+    reason: str
 
 
 class RequestTrace(Untraced):
@@ -58,7 +64,7 @@ class RequestTrace(Untraced):
         self.parent = parent
         self.trace_id = parent.trace_id if parent else random_id(128)
         self.flags = SAMPLED | (parent.flags & RANDOM if parent else RANDOM)
-        self.moments: list[Moment] = []
+        self.moments: list[Placing | Attempting | Answered | Failed] = []
         """In the order in which they came."""
         self.began_ns, self.ended_ns = time.time_ns(), 0
         self.tail = b""
@@ -69,25 +75,25 @@ class RequestTrace(Untraced):
         """What became of the request: see relay/request_record.py."""
 
     def placing(self) -> None:
-        self.moments.append(Moment("placing", time.time_ns()))
+        self.moments.append(Placing(time.time_ns()))
 
     def attempting(self, place: Placed, headers: dict[str, str]) -> None:
-        attempt = Attempt(random_id(64), place.replica, place.url, place.decision)
-        self.moments.append(Moment("attempting", time.time_ns(), attempt=attempt))
-        headers["traceparent"] = f"00-{self.trace_id:032x}-{attempt.span_id:016x}-{self.flags:02x}"
+        span_id = random_id(64)
+        self.moments.append(Attempting(time.time_ns(), span_id, place.replica, place.url, place.decision))
+        headers["traceparent"] = f"00-{self.trace_id:032x}-{span_id:016x}-{self.flags:02x}"
         if self.parent and self.parent.state:
             headers["tracestate"] = self.parent.state
         else:  # a client's state without its trace says nothing
             headers.pop("tracestate", None)
 
     def answered(self) -> None:
-        self.moments.append(Moment("answered", time.time_ns()))
+        self.moments.append(Answered(time.time_ns()))
 
     def passed(self, piece: bytes) -> None:
         self.tail = (self.tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
 
     def failed(self, reason: str) -> None:
-        self.moments.append(Moment("failed", time.time_ns(), reason))
+        self.moments.append(Failed(time.time_ns(), reason))
 
     def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
         self.ended_ns = time.time_ns()

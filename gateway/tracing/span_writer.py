@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import orjson
@@ -51,7 +52,6 @@ OPERATIONS = {
 """By the kind of a request's prompt."""
 _KNOWS_PARENT, _HAS_REMOTE_PARENT = 0x100, 0x200
 """Flags of a span, beside those of its trace."""
-_MOST_KEPT, _KEPT_CHARS = 1024, 64
 _FINISHED = re.compile(rb'"(finish_reason|stop_reason)": ?"(\w{1,40})"')
 # vLLM's `stop_reason` of a choice may be a text that the client has chosen.
 _REASONS = frozenset(
@@ -89,9 +89,7 @@ class SpanWriter:
         """`resource` says who has made the spans, `version` is its code's."""
         scope = sized(_SCOPE_NAME, b"kvgate") + sized(_SCOPE_VERSION, version.encode())
         self._scope = sized(_SCOPE, scope)
-        told = b"".join(_attribute(_OF_RESOURCE, name, value) for name, value in resource.items())
-        self._resource = sized(_RESOURCE, told)
-        self._attributes = _Attributes()
+        self._resource = sized(_RESOURCE, _written(resource, _OF_RESOURCE))
 
     def message(self, trace: RequestTrace) -> bytes:
         """An ExportTraceServiceRequest with all spans of a trace. Several of these, joined, are one with the spans of
@@ -100,49 +98,35 @@ class SpanWriter:
         record = trace.record
         has_failed = record["status"] >= 500 or record.get("code") == "stream_broken"
         *parts, whole = spans_of(trace, _name(trace), _attributes(trace), has_failed)
-        spans = [self._span(trace, part, _CLIENT if part.is_call else _INTERNAL, _KNOWS_PARENT) for part in parts]
+        spans = [_span(trace, part, _CLIENT if part.is_call else _INTERNAL, _KNOWS_PARENT) for part in parts]
         remote = _HAS_REMOTE_PARENT if trace.parent else 0
-        spans.append(self._span(trace, whole, _SERVER, _KNOWS_PARENT | remote))
+        spans.append(_span(trace, whole, _SERVER, _KNOWS_PARENT | remote))
         of_scope = sized(_OF_SCOPE, self._scope + b"".join(spans))
         return sized(_RESOURCE_SPANS, self._resource + of_scope)
 
-    def _span(self, trace: RequestTrace, span: Span, kind: bytes, flags: int) -> bytes:
-        written = [
-            *(_TRACE_ID, trace.trace_id.to_bytes(16), _SPAN_ID, span.span_id.to_bytes(8), kind),
-            *(_BEGAN, fixed64(span.began_ns), _ENDED, fixed64(span.ended_ns), _FLAGS, fixed32(trace.flags | flags)),
-            *(sized(_NAME, span.name.encode()), self._attributes.written(span.told)),
-        ]
-        if span.parent_id:
-            written += (_PARENT, span.parent_id.to_bytes(8))
-        if trace.parent and trace.parent.state:
-            written.append(sized(_TRACE_STATE, trace.parent.state.encode()))
-        if span.has_failed:
-            written.append(_FAILED)
-        return sized(_SPAN, b"".join(written))
+
+def _span(trace: RequestTrace, span: Span, kind: bytes, flags: int) -> bytes:
+    written = [
+        *(_TRACE_ID, trace.trace_id.to_bytes(16), _SPAN_ID, span.span_id.to_bytes(8), kind),
+        *(_BEGAN, fixed64(span.began_ns), _ENDED, fixed64(span.ended_ns), _FLAGS, fixed32(trace.flags | flags)),
+        *(sized(_NAME, span.name.encode()), _written(span.told, _ATTRIBUTE)),
+    ]
+    if span.parent_id:
+        written += (_PARENT, span.parent_id.to_bytes(8))
+    if trace.parent and trace.parent.state:
+        written.append(sized(_TRACE_STATE, trace.parent.state.encode()))
+    if span.has_failed:
+        written.append(_FAILED)
+    return sized(_SPAN, b"".join(written))
 
 
-class _Attributes:
-    """Writes attributes of spans. Those that may come again, such as a replica's name, are kept: to write one takes
-    several times as long as to find it. All values of a name are of one type."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, Any], bytes] = {}
-
-    def written(self, told: Mapping[str, Any]) -> bytes:
-        return b"".join([self._kept.get(each) or self._write(each) for each in told.items()])
-
-    def _write(self, told: tuple[str, Any]) -> bytes:
-        name, value = told
-        written = _attribute(_ATTRIBUTE, name, value)
-        if isinstance(value, int) or (isinstance(value, str) and len(value) <= _KEPT_CHARS):
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            self._kept[told] = written
-        return written
+def _written(told: Mapping[str, Any], tag: bytes) -> bytes:
+    return b"".join([sized(tag, _key(name) + sized(_VALUE, _value(value))) for name, value in told.items()])
 
 
-def _attribute(tag: bytes, name: str, value: Any) -> bytes:
-    return sized(tag, sized(_KEY, name.encode()) + sized(_VALUE, _value(value)))
+@cache  # names are few, and the same for all requests
+def _key(name: str) -> bytes:
+    return sized(_KEY, name.encode())
 
 
 def _value(value: Any) -> bytes:
@@ -173,7 +157,7 @@ def _attributes(trace: RequestTrace) -> dict[str, Any]:
     field = b"stop_reason" if trace.kind == "message" else b"finish_reason"
     found = [reason.decode() for name, reason in _FINISHED.findall(trace.tail) if name == field]
     if reasons := [reason for reason in found if reason in _REASONS]:
-        told["gen_ai.response.finish_reasons"] = tuple(reasons)
+        told["gen_ai.response.finish_reasons"] = reasons
     if record.get("code"):
         told["error.type"] = record["code"]
     return told

@@ -4,11 +4,10 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.tracing.request_trace import Attempt, RequestTrace, random_id
+from gateway.tracing.request_trace import Answered, Attempting, Failed, Placing, RequestTrace, random_id
 
 
 @dataclass(slots=True)
@@ -28,20 +27,21 @@ class Span:
     has_failed: bool = False
 
 
-def spans_of(trace: RequestTrace, name: str, told: Mapping[str, Any], has_failed: bool) -> list[Span]:
+def spans_of(trace: RequestTrace, name: str, told: dict[str, Any], has_failed: bool) -> list[Span]:
     """The parts in the order in which they began, and then the whole, which has this name and these attributes."""
     whole = Span(name, random_id(64), trace.parent.span_id if trace.parent else 0, trace.began_ns, trace.ended_ns)
-    whole.told, whole.has_failed = dict(told), has_failed
+    whole.told, whole.has_failed = told, has_failed
     parts = _Parts(whole)
     for moment in trace.moments:
-        if moment.what == "placing":
-            parts.begin("place", whole, moment.at_ns)
-        elif moment.what == "answered":
-            parts.first_byte(moment.at_ns)
-        elif moment.attempt is None:
-            parts.fail(moment.reason, moment.at_ns)
-        else:
-            parts.attempt(moment.attempt, moment.at_ns)
+        match moment:
+            case Placing():
+                parts.begin("place", whole, moment.at_ns)
+            case Attempting():
+                parts.attempt(moment)
+            case Answered():
+                parts.first_byte(moment.at_ns)
+            case Failed():
+                parts.fail(moment)
     parts.close(trace.ended_ns)
     return [*parts.all, whole]
 
@@ -55,8 +55,8 @@ class _Parts:
         self._open: list[Span] = []
         """The attempt, and what it does; or the placement."""
 
-    def begin(self, name: str, parent: Span, at_ns: int) -> Span:
-        span = Span(name, random_id(64), parent.span_id, at_ns)
+    def begin(self, name: str, parent: Span, at_ns: int, span_id: int = 0) -> Span:
+        span = Span(name, span_id or random_id(64), parent.span_id, at_ns)
         self.all.append(span)
         self._open.append(span)
         return span
@@ -65,21 +65,20 @@ class _Parts:
         while len(self._open) > down_to:
             self._open.pop().ended_ns = at_ns
 
-    def attempt(self, attempt: Attempt, at_ns: int) -> None:
+    def attempt(self, moment: Attempting) -> None:
         if self._open:
-            self._open[-1].told["kvgate.decision"] = attempt.decision
-        self.close(at_ns)
-        span = self.begin("attempt", self._whole, at_ns)
-        span.span_id, span.is_call = attempt.span_id, True
-        span.told = {"kvgate.replica": attempt.replica, "url.full": attempt.url}
-        self.begin("first byte", span, at_ns)
+            self._open[-1].told["kvgate.decision"] = moment.decision
+        self.close(moment.at_ns)
+        span = self.begin("attempt", self._whole, moment.at_ns, moment.span_id)
+        span.is_call, span.told = True, {"kvgate.replica": moment.replica, "url.full": moment.url}
+        self.begin("first byte", span, moment.at_ns)
 
     def first_byte(self, at_ns: int) -> None:
         self.close(at_ns, down_to=1)
         if self._open:
             self.begin("relay", self._open[0], at_ns)
 
-    def fail(self, reason: str, at_ns: int) -> None:
+    def fail(self, moment: Failed) -> None:
         if self._open:
-            self._open[0].told["error.type"], self._open[0].has_failed = reason, True
-        self.close(at_ns)
+            self._open[0].told["error.type"], self._open[0].has_failed = moment.reason, True
+        self.close(moment.at_ns)

@@ -47,12 +47,12 @@ def test_why_an_answer_ended_is_told_and_no_text_of_it(kind: str, end: bytes, re
 
 
 @pytest.mark.parametrize(
-    "value", ["", "x" * 127, "é" * 20_000, 0, 127, 128, 2**63 - 1, -1, -(2**63), 0.0, -1.5, ("a", "b" * 200), ()]
+    "value", ["", "x" * 127, "é" * 20_000, 0, 127, 128, 2**63 - 1, -1, -(2**63), 0.0, -1.5, ["a", "b" * 200], []]
 )
 def test_a_value_is_read_as_it_was(value: Any) -> None:
     _, root = written(ended("chat", {**RECORD, "request_id": "before", "tenant": value, "attempts": 1}))
     told = [root[f"kvgate.{name}"] for name in ("request_id", "tenant", "attempts")]
-    assert told == ["before", list(value) if isinstance(value, tuple) else value, 1]
+    assert told == ["before", value, 1]
 
 
 def test_of_many_requests_each_tells_its_own() -> None:
