@@ -3,11 +3,11 @@
     python -m bench.traces [--starts 60] [--connections 8] [--answers plain] [--out FILE]
     python -m bench.traces --simulated [--starts 1]      on a simulated CPU, which needs Valgrind; 16 minutes a start
 
-Gateways run in front of servers whose answers are prepared. Batches of spans are far smaller than by default, so that
-some leave while it is measured; this makes a trace a little dearer. The first command measures CPU time. Two processes
-of one program differ by some percent, so errors are standard errors over `--starts`. "Beside none, ever" compares a
-process with what it was before its first trace. The second command counts instructions and cache misses, which other
-work on the machine hardly changes. It compares one in a hundred.
+Gateways run in front of servers whose answers are prepared. A batch of spans is a quarter of the default, which makes a
+trace a little dearer. The first command measures CPU time, beside that of a gateway without traces at the same time.
+Two processes of one program differ by some percent, so errors are standard errors over `--starts`. "Beside none yet"
+compares a process with what it was before its first trace. The second command counts instructions and cache misses,
+which other work on the machine hardly changes. It compares one in a hundred.
 """
 
 from __future__ import annotations

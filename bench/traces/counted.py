@@ -34,7 +34,7 @@ from bench.traces.loads import BATCH, ENVIRONMENT, GOAL, HUNDREDTH, OFF, Load, R
 
 _SLOW = {"redis": {"budget_ms": 60_000, "overdue_ms": 60_000}, "health": {"timeout_s": 30, "interval_s": 30}}
 _TURNS = (OFF, HUNDREDTH, HUNDREDTH, OFF)
-_REQUESTS = 4 * HUNDREDTH.every * BATCH
+_REQUESTS = HUNDREDTH.every * BATCH
 """In a turn, at least. Both gateways get as many, because their memory grows in the first 10 000 or so."""
 _WARMS_UP_REQUESTS = 1600
 _PIECE_S = 30.0

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from math import sqrt
 from statistics import mean, stdev
+from threading import Condition
 
 from bench.overhead.client import Payload
 from bench.overhead.shapes import Answer, payload
 from bench.threaded_server import SilentHandler
+from gateway.tracing.otel_variables import NO_VARIABLES
 
 GOAL = 1.02
 """With one request in a hundred traced."""
-BATCH = 32
-"""So many traces leave together. The default is 512, but then a measurement with whole batches would take very long."""
+BATCH = NO_VARIABLES.batch // 4
+"""So many traces leave together: fewer than by default, so that a turn can be short and has a whole batch."""
 ENVIRONMENT = ("OTEL_BSP_SCHEDULE_DELAY=100000000", f"OTEL_BSP_MAX_EXPORT_BATCH_SIZE={BATCH}")
 """A gateway's: spans leave when a batch is whole, and never because time is over."""
 _PROMPT = "350 B"
+_COMES_WITHIN_S = 10.0
 
 
 class _Taker(SilentHandler):
@@ -29,7 +32,9 @@ class _Taker(SilentHandler):
 
     def do_POST(self) -> None:  # noqa: N802 (the name that http.server calls)
         self.rfile.read(int(self.headers["content-length"]))
-        self.server.batches += 1
+        with self.server.changed:
+            self.server.batches += 1
+            self.server.changed.notify_all()
         self.send_response(200)
         self.end_headers()
 
@@ -40,10 +45,17 @@ class Receiver(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Taker)
         self.batches = 0
+        self.changed = Condition()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+    def wait_for(self, batches: int) -> None:
+        """Until so many have come. Raises RuntimeError if they do not."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.batches >= batches, _COMES_WITHIN_S):
+                raise RuntimeError(f"{self.batches} batches of spans came, not {batches}")
 
 
 class Requests(Payload):

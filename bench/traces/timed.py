@@ -1,9 +1,10 @@
 """The CPU time of gateways, with none of their requests traced, one in a hundred, one in ten.
 
 Two gateways run, one without `tracing.endpoint`. They share one processor and get requests at the same time, so that
-whatever disturbs one disturbs the other. Everything else runs on the other processors. The gateway with traces gets all
-shares by turns. `sample_ratio` is 0 there: the client decides with a `traceparent` which requests are traced. In the
-first turns of a start, nothing was ever traced. Each turn has so many requests that whole batches of spans leave.
+whatever disturbs one disturbs the other. They drive each other's data out of the caches, as other programs do on a busy
+machine. Everything else runs on the other processors. `sample_ratio` is 0: the client decides with a `traceparent`
+which requests are traced. In the first turns of a start, none is. Each turn has so many requests that whole batches of
+spans leave. One in two of the batches of "1 in 100" is the first of its process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,13 +31,15 @@ from bench.threaded_server import in_thread
 from bench.traces.loads import BATCH, ENVIRONMENT, GOAL, HUNDREDTH, NONE, OFF, TENTH, Load, Receiver, ratio
 from bench.trees import cpu_s
 
-UNTOUCHED = Load("none, ever", has_tracing=True)
+UNTOUCHED = Load("none yet", has_tracing=True)
 """Before the first request is traced."""
 LOADS = (UNTOUCHED, HUNDREDTH, NONE, TENTH)
 TURNS = (UNTOUCHED, UNTOUCHED, HUNDREDTH, NONE, NONE, HUNDREDTH, TENTH)
 """Of a start."""
 _REQUESTS = HUNDREDTH.every * BATCH
 """Those of the gateway with traces in a turn."""
+_WARMS_UP = (UNTOUCHED,) * 3
+"""A gateway's memory grows in its first 10 000 requests or so."""
 _LONGEST_S = 100.0
 """A turn on a slow machine."""
 
@@ -54,8 +58,9 @@ class Row:
     requests: int
     cpu_us: float
     """The gateway's CPU time per request."""
+    off_requests: int
     off_cpu_us: float
-    """That of the gateway without traces, at the same time."""
+    """Of the gateway without traces, at the same time."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,8 +108,10 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
         yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
 
 
-async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, connections: int) -> list[Work]:
-    """Both gateways get requests, the second one this load. Raises RuntimeError if a request failed."""
+async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, receiver: Receiver, connections: int) -> list[Work]:
+    """Both gateways get requests, the second one this load. Raises RuntimeError if a request failed, or spans did not
+    come."""
+    batches = receiver.batches + (_REQUESTS // load.every // BATCH if load.every else 0)
     before_s = [cpu_s([one.pid]) for one in pair]
     off, on = OFF.requests(answer), load.requests(answer)
     found = await asyncio.gather(
@@ -116,6 +123,7 @@ async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, connections:
     for measured in found:
         if measured.failed or not measured.done:
             raise RuntimeError(f"{measured.failed} requests failed, {measured.done} were answered")
+    await asyncio.to_thread(receiver.wait_for, batches)
     took_s = [cpu_s([one.pid]) - began_s for one, began_s in zip(pair, before_s, strict=True)]
     return [Work(measured.done, took) for measured, took in zip(found, took_s, strict=True)]
 
@@ -123,22 +131,21 @@ async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, connections:
 def measured(
     start: int, answer: Answer, pair: Sequence[Gateway], receiver: Receiver, options: argparse.Namespace
 ) -> Iterator[Row]:
-    """A row for each load. Raises RuntimeError if a turn's spans did not come in it."""
-    asyncio.run(turn(pair, answer, UNTOUCHED, options.connections))
-    found = {load: [NOTHING, NOTHING] for load in LOADS}
-    for load in TURNS:
-        before = receiver.batches
-        works = asyncio.run(turn(pair, answer, load, options.connections))
-        if load.every and receiver.batches - before < _REQUESTS // load.every // BATCH:
-            raise RuntimeError(f"in a turn of {works[1].requests} requests, {receiver.batches - before} batches came")
-        found[load] = [work + more for work, more in zip(found[load], works, strict=True)]
+    """A row for each load."""
+    found: dict[Load, list[Work]] = {}
+    for number, load in enumerate((*_WARMS_UP, *TURNS)):
+        works = asyncio.run(turn(pair, answer, load, receiver, options.connections))
+        if number >= len(_WARMS_UP):
+            before = found.get(load, [NOTHING, NOTHING])
+            found[load] = [work + more for work, more in zip(before, works, strict=True)]
     for load, (off, on) in found.items():
-        yield Row(answer.name, start, load.name, on.requests, on.cpu_us, off.cpu_us)
+        yield Row(answer.name, start, load.name, on.requests, on.cpu_us, off.requests, off.cpu_us)
 
 
-def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], processor: int) -> Iterator[Row]:
+def of_one_start(
+    start: int, answer: Answer, options: argparse.Namespace, servers: Sequence[str], processor: int
+) -> Iterator[Row]:
     """A row for each load. Every other start begins with the other gateway."""
-    answer = ANSWERS[options.answers[start % len(options.answers)]]
     set_answer(servers[0], answer)
     with ExitStack() as stack:
         receiver = stack.enter_context(in_thread(Receiver()))
@@ -158,9 +165,9 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
         os.sched_setaffinity(0, processors[1:])
         servers = stack.enter_context(upstreams())
         progress = stack.enter_context(record.progress(found.console))
-        task = progress.add_task("measuring", total=options.starts)
-        for start in range(options.starts):
-            found.rows += of_one_start(start, options, servers, processors[0])
+        task = progress.add_task("measuring", total=options.starts * len(options.answers))
+        for start, name in product(range(options.starts), options.answers):
+            found.rows += of_one_start(start, ANSWERS[name], options, servers, processors[0])
             found.save()
             progress.advance(task)
 
@@ -169,16 +176,19 @@ def table(rows: Sequence[Row]) -> Table:
     drawn = tables.table(
         "CPU of a gateway for each request",
         ("answer", "traces"),
-        ("us", "beside off", f"beside {UNTOUCHED.name}"),
+        ("us", "off", "beside off", f"beside {UNTOUCHED.name}"),
         caption=f"goal with 1 in 100: at most {GOAL} times that of a gateway without traces",
     )
     for answer in dict.fromkeys(row.answer for row in rows):
         mine = [row for row in rows if row.answer == answer]
-        drawn.add_row(answer, OFF.name, f"{mean(row.off_cpu_us for row in mine):.0f}", "", "")
         beside_off = {(row.start, row.load): row.cpu_us / row.off_cpu_us for row in mine}
         off = {(start, OFF.name): 1.0 for start, _ in beside_off}
         for load in LOADS:
-            cpu_us = mean(row.cpu_us for row in mine if row.load == load.name)
+            of_load = [row for row in mine if row.load == load.name]
+            cpu_us, off_cpu_us = mean(row.cpu_us for row in of_load), mean(row.off_cpu_us for row in of_load)
             itself = "" if load is UNTOUCHED else str(ratio(beside_off, load, UNTOUCHED))
-            drawn.add_row("", load.name, f"{cpu_us:.0f}", str(ratio(beside_off | off, load, OFF)), itself)
+            beside = str(ratio(beside_off | off, load, OFF))
+            drawn.add_row(
+                answer if load is UNTOUCHED else "", load.name, f"{cpu_us:.0f}", f"{off_cpu_us:.0f}", beside, itself
+            )
     return drawn
