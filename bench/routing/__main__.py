@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -180,7 +181,12 @@ def main() -> None:
     for system in routed_by:
         if system.is_missing:
             found.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
-    Run(there, options.seeds, _fleets(options), found).measure(options.mixes)
+    try:
+        Run(there, options.seeds, _fleets(options), found).measure(options.mixes)
+    except (httpx.HTTPError, RuntimeError) as error:
+        if not options.at:
+            raise
+        sys.exit(f"the replicas of --at cannot be measured: {error}")
 
 
 if __name__ == "__main__":

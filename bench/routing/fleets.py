@@ -127,19 +127,29 @@ def real(mix: Mix) -> Iterator[Fresh]:
 @contextmanager
 def running(_mix: Mix, replicas: Sequence[str]) -> Iterator[Fresh]:
     """vLLM that somebody else has started with VLLM_SERVER_DEV_MODE=1. Its caches are emptied before each use. A
-    replica is a URL, and what Fleet.events says, after a comma. Raises httpx.HTTPError if it does not answer."""
-    urls, _, events = zip(*(replica.partition(",") for replica in replicas), strict=True)
-    with httpx.Client(timeout=10) as http:
-        version, models, metrics = (
-            http.get(urls[0] + path).raise_for_status() for path in ("/version", "/v1/models", "/metrics")
-        )
-    model, block = models.json()["data"][0]["id"], _BLOCK_TOKENS.search(metrics.text)
-    if block is None:
-        raise RuntimeError(f"{urls[0]}/metrics lacks vllm:cache_config_info")
-    names = [f"r{number}" for number in range(len(urls))]
-    engine, told = f"vLLM {version.json()['version']}, {model}", dict(zip(names, events, strict=True))
-    fleet = Fleet(engine, dict(zip(names, urls, strict=True)), model, int(block[1]), 1.0, events=told)
+    replica is a URL, and what Fleet.events says, after a comma. Raises httpx.HTTPError if one does not answer, and
+    RuntimeError if they differ."""
+    told = {f"r{number}": replica.partition(",") for number, replica in enumerate(replicas)}
+    urls = {name: url.rstrip("/") for name, (url, _, _) in told.items()}
+    engines = {name: _engine(url) for name, url in urls.items()}
+    if len(set(engines.values())) > 1:
+        raise RuntimeError(f"the replicas differ in version, model or block size: {engines}")
+    version, model, block_tokens = engines["r0"]
+    events = {name: events for name, (_, _, events) in told.items()}
+    fleet = Fleet(f"vLLM {version}, {model}", urls, model, block_tokens, 1.0, events=events)
     yield lambda: nullcontext(_emptied(fleet))
+
+
+def _engine(url: str) -> tuple[str, str, int]:
+    """Its version, its model, and the tokens of a block."""
+    with httpx.Client(base_url=url, timeout=10) as http:
+        version, models, metrics = (
+            http.get(path).raise_for_status() for path in ("/version", "/v1/models", "/metrics")
+        )
+    block = _BLOCK_TOKENS.search(metrics.text)
+    if block is None:
+        raise RuntimeError(f"{url}/metrics lacks vllm:cache_config_info")
+    return str(version.json()["version"]), str(models.json()["data"][0]["id"]), int(block[1])
 
 
 def _emptied(fleet: Fleet) -> Fleet:

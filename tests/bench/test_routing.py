@@ -61,12 +61,18 @@ async def test_taking_turns_finds_less_and_the_engines_say_so() -> None:
 @pytest.mark.slow
 async def test_replicas_that_run_already_begin_each_run_with_empty_caches() -> None:
     (pinned,) = systems(["pinned"], [1])
-    with simulated(SMALL, speed=50) as fresh, fresh() as fleet, running(SMALL, list(fleet.urls.values())) as again:
+    events = "events=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558"
+    with (
+        simulated(SMALL, speed=50) as fresh,
+        fresh() as fleet,
+        running(SMALL, [f"{fleet.urls['r0']}/", f"{fleet.urls['r1']},{events}"]) as again,
+    ):
         rows = []
         for _ in range(2):
             with again() as found:
                 rows.append(await routed_by(pinned, found))
-    assert (found.model, found.block_tokens) == (fleet.model, fleet.block_tokens)
+    assert (found.urls, found.model, found.block_tokens) == (fleet.urls, fleet.model, fleet.block_tokens)
+    assert found.events == {"r0": "", "r1": events}
     assert rows[0].cache_share == rows[1].cache_share > 0.4
 
 
