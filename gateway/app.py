@@ -104,7 +104,7 @@ class Gateway:
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
         attempts, recorder = Attempts(settings, router, *senders), Recorder(settings.id)
-        self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_lost)
+        self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_sent, self.metrics.traces_lost)
         self.access_log = _access_log(settings, self.metrics, recorder)
         watched = recorder.sinks, self._watched
         self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, *watched)

@@ -108,14 +108,19 @@ class Metrics:
         self.worker_reads = FastCounter(
             "kvgate_worker_reads", "Bodies that were read in another process because they take long.", (), registry
         )
-        self.access_log_dropped = FastCounter(
-            "kvgate_access_log_dropped", "Lines of the access log that could not be written.", (), registry
-        )
         self.events = EventMetrics(registry)
+        self._add_records(registry)
         self._add_queue(registry)
         self._add_tokens(registry)
         self._add_trouble(registry)
         self._add_fleet(registry)
+
+    def _add_records(self, registry: CollectorRegistry) -> None:
+        self.access_log_dropped = FastCounter(
+            "kvgate_access_log_dropped", "Lines of the access log that could not be written.", (), registry
+        )
+        self.traces_sent = FastCounter("kvgate_traces_sent", "Traces that the backend took.", (), registry)
+        self.traces_lost = FastCounter("kvgate_traces_lost", "Traces that no backend got.", (), registry)
 
     def _add_queue(self, registry: CollectorRegistry) -> None:
         self.queue_waiting = Gauge(
@@ -221,7 +226,6 @@ class Metrics:
         self.disconnects = FastCounter(
             "kvgate_client_disconnects", "Requests whose client hung up before the answer was complete.", (), registry
         )
-        self.traces_lost = FastCounter("kvgate_traces_lost", "Traces that no backend got.", (), registry)
         self.gateway_ready = Gauge("kvgate_gateway_ready", "1 while /ready answers 200.", registry=registry)
         self.store_up = Gauge("kvgate_store_up", "1 while the store decides placements.", registry=registry)
         self.store_reconnects = FastCounter(

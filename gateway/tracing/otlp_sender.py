@@ -52,11 +52,16 @@ class OtlpSender(Generic[Trace]):
     """Traces that wait, and their way to the backend. Who finds no room is lost: no request waits for a backend."""
 
     def __init__(
-        self, endpoint: str, variables: OtelVariables, write: Callable[[Trace], bytes], lost: FastCounter
+        self,
+        endpoint: str,
+        variables: OtelVariables,
+        write: Callable[[Trace], bytes],
+        sent: FastCounter,
+        lost: FastCounter,
     ) -> None:
         """`write` makes an ExportTraceServiceRequest of a trace, which is not bytes itself. It is called when a batch
         leaves, and not when a request ends: its code would come into the CPU's caches for one trace, and drive out what
-        all requests need. `lost` counts traces. Raises BadVariable."""
+        all requests need. `sent` and `lost` count traces. Raises BadVariable."""
         self._endpoint = endpoint
         self._write = write
         self._variables = variables
@@ -77,7 +82,7 @@ class OtlpSender(Generic[Trace]):
         self._has_batch, self._closing, self._has_closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._is_failing = False
         self._tasks = Tasks()
-        self._lost = lost
+        self._sent, self._lost = sent, lost
         self._losses = Losses()
 
     def __repr__(self) -> str:
@@ -164,6 +169,7 @@ class OtlpSender(Generic[Trace]):
                 self._losses.tell(error.reason, len(self._waiting))
             else:
                 self._is_failing = False
+                self._sent.inc(by=len(messages))
                 self._losses.end()
             self._sending = 0
         if len(self._waiting) < self._variables.batch and not self._closing.is_set():

@@ -29,8 +29,10 @@ _STATE_MEMBER = re.compile(r"[ \t]*(?:[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--~]{0,2
 class Tracing:
     """One gateway's traces. Without an endpoint there are none, and nothing is imported."""
 
-    def __init__(self, settings: TracingSettings, variables: OtelVariables, gateway: str, lost: FastCounter) -> None:
-        """`lost` counts traces that nobody gets. Raises BadVariable."""
+    def __init__(
+        self, settings: TracingSettings, variables: OtelVariables, gateway: str, sent: FastCounter, lost: FastCounter
+    ) -> None:
+        """`sent` counts traces that the backend took, and `lost` those that nobody gets. Raises BadVariable."""
         self._ratio = settings.sample_ratio
         self.sender: OtlpSender[RequestTrace] | None = None
         if settings.endpoint is not None and not variables.is_disabled:
@@ -39,7 +41,7 @@ class Tracing:
 
             told = {"service.name": "kvgate", "service.instance.id": gateway, "service.version": __version__}
             writer = SpanWriter({**told, **variables.resource}, __version__)  # the environment's names win
-            self.sender = OtlpSender(settings.endpoint, variables, writer.message, lost)
+            self.sender = OtlpSender(settings.endpoint, variables, writer.message, sent, lost)
         # One name for all that are left out: nobody stores them.
         self._not_sampled = NotSampled(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
 

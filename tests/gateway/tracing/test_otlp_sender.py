@@ -30,7 +30,7 @@ from tests.programs import needs
 
 SOON = OtelVariables(delay_s=0.01)
 REGISTRY = CollectorRegistry()
-LOST = FastCounter("lost", "Traces.", (), REGISTRY)
+SENT, LOST = (FastCounter(name, "Traces.", (), REGISTRY) for name in ("sent", "lost"))
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,10 @@ def tries_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def received() -> Iterator[Receiver]:
     with in_thread(Receiver()) as server:
         yield server
+
+
+def sent() -> float:
+    return REGISTRY.get_sample_value("sent_total") or 0
 
 
 def lost() -> float:
@@ -59,7 +63,7 @@ def written(name: str) -> bytes:
 async def sending(
     url: str, variables: OtelVariables = SOON, write: Callable[[str], bytes] = written
 ) -> AsyncIterator[OtlpSender[str]]:
-    sender = OtlpSender(url, variables, write, LOST)
+    sender = OtlpSender(url, variables, write, SENT, LOST)
     await sender.start()
     try:
         yield sender
@@ -70,7 +74,7 @@ async def sending(
 async def test_traces_that_find_no_room_are_lost_and_the_others_come_when_the_backend_is_back(
     received: Receiver,
 ) -> None:
-    before, received.status = lost(), 503
+    before, taken, received.status = lost(), sent(), 503
     with capture_logs() as told:
         async with sending(received.url, replace(SOON, most_waiting=3, batch=2)) as sender:
             for number in range(5):
@@ -79,7 +83,7 @@ async def test_traces_that_find_no_room_are_lost_and_the_others_come_when_the_ba
             received.status = 200
             await eventually(lambda: len(received.spans) == 3)
     assert [span["name"] for span in received.spans] == ["t0", "t1", "t2"]
-    assert lost() - before == 2
+    assert (lost() - before, sent() - taken) == (2, 3)
     no_room, failing, again = ((line["event"], line.get("reason"), line["lost"]) for line in told)
     assert no_room == ("traces are not sent", "no room in the queue", 1)
     assert failing == ("traces are not sent", "status 503", 2)
@@ -125,7 +129,7 @@ async def test_a_batch_that_the_backend_refuses_for_good_is_lost_and_holds_up_no
 
 async def test_a_trace_that_cannot_be_written_is_lost_alone(received: Receiver) -> None:
     before, record = lost(), {"model": "m", "method": "POST", "path": "/v1/x", "status": 200}
-    tracing = Tracing(TracingSettings(endpoint=received.url, sample_ratio=1), SOON, "gw0", LOST)
+    tracing = Tracing(TracingSettings(endpoint=received.url, sample_ratio=1), SOON, "gw0", SENT, LOST)
     assert tracing.sender is not None
     await tracing.sender.start()
     with capture_logs() as told:
@@ -202,11 +206,14 @@ def test_the_log_tells_each_reason_once_in_a_while(monkeypatch: pytest.MonkeyPat
 def test_what_sending_imports_is_imported_at_the_start(received: Receiver) -> None:
     code = """if True:
         import sys, uvloop, gateway.server
+        from prometheus_client import CollectorRegistry
+        from gateway.metrics.fast_counters import FastCounter
         from gateway.tracing.otel_variables import OtelVariables
         from gateway.tracing.otlp_sender import OtlpSender
 
         async def main():
-            sender = OtlpSender(sys.argv[1], OtelVariables(has_gzip=True), bytes.fromhex, None)
+            counter = FastCounter("traces", "Traces.", (), CollectorRegistry())
+            sender = OtlpSender(sys.argv[1], OtelVariables(has_gzip=True), bytes.fromhex, counter, counter)
             await sender.start()
             before = set(sys.modules)
             sender.put(sys.argv[2])
