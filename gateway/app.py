@@ -149,7 +149,7 @@ class Gateway:
         """Connect to the store, check every replica once, and start the background tasks."""
         self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe), "loop lag")
         if self.tracing.sender is not None:
-            await self.tracing.sender.start()
+            self.tracing.sender.start()
         for certificate in filter(None, self.certificates):
             self.tasks.keep(certificate.run, certificate.name)
         self.tasks.spawn(self.store.run(), "store")

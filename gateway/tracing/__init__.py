@@ -6,6 +6,7 @@ untraced        what a request without spans does instead: nothing
 spans           the spans of a request
 span_writer     these as a message of OTLP
 protobuf        the format of that
-otlp_sender     the queue of traces, and the way to the backend
+otlp_sender     the queue of traces
+backend         the way to the backend
 otel_variables  what OpenTelemetry's variables say of all this
 """

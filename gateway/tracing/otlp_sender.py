@@ -10,42 +10,25 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-import httpx
 import structlog
 
-from coordinator.engine.sockets import tls_context
 from gateway import __version__
 from gateway.metrics.fast_counters import FastCounter
 from gateway.tasks import Tasks
+from gateway.tracing.backend import NotSent, backend
 from gateway.tracing.otel_variables import BadVariable, OtelVariables
 
-_CONNECTS_WITHIN_S = 2.0
-_SENDS_WITHIN_S = 5.0
 _CLOSES_WITHIN_S = 5.0
 _AGAIN_S = 5.0
 """The shortest time from a batch that was not taken to the next one."""
 _TELLS_AGAIN_S = 60.0
 _MOST_REASONS = 20
-_KEPT_S = 1.0
-"""A connection, for the next of several batches. Backends close idle ones after some seconds."""
-_MOST_REASON_CHARS = 200
-_MOST_ANSWER_BYTES = 65_536
 _COMES_AGAIN = frozenset({429, 502, 503, 504})
 """With these, a backend says that it takes the same batch later."""
 _WRITTEN_AT_ONCE = 8
 """Traces that are written while requests wait: less than a millisecond."""
 Trace = TypeVar("Trace")
 _log = structlog.get_logger("kvgate.tracing")
-
-
-class NotSent(Exception):
-    """A batch was not taken. `reason` has no text of the backend."""
-
-    def __init__(self, reason: str, is_final: bool) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.is_final = is_final
-        """To send it again would not help, or the backend may have it."""
 
 
 class OtlpSender(Generic[Trace]):
@@ -73,8 +56,8 @@ class OtlpSender(Generic[Trace]):
         }
         if variables.has_gzip:
             self._headers["content-encoding"] = "gzip"
-        self._trusts = variables.tls_context() if self._has_tls else tls_context()
-        self._client: httpx.AsyncClient | None = None
+        self._trusts = variables.tls_context() if self._has_tls else None
+        self._backend = backend(endpoint, self._trusts)
         self._waiting: deque[Trace | bytes] = deque()
         """Those that were tried before are written."""
         self._sending = 0
@@ -88,11 +71,8 @@ class OtlpSender(Generic[Trace]):
     def __repr__(self) -> str:
         return f"<OtlpSender {len(self._waiting)} wait>"
 
-    async def start(self) -> None:
-        """Begin to send. A client that opens and closes imports all that sending needs. If a gateway imports that while
-        it serves, each later request may cost more (docs/performance.md)."""
-        async with httpx.AsyncClient(verify=self._trusts, trust_env=False):
-            pass
+    def start(self) -> None:
+        """Begin to send."""
         self._tasks.keep(self._run, "traces")
 
     def put(self, trace: Trace) -> None:
@@ -130,9 +110,7 @@ class OtlpSender(Generic[Trace]):
                     self._has_closed.set()
                     return
         finally:
-            if self._client is not None:
-                await self._client.aclose()
-                self._client = None
+            await self._backend.close()
 
     async def _is_time(self) -> bool:
         """Wait for a whole batch, or until it is time for what there is. While the backend takes nothing, a whole batch
@@ -194,32 +172,17 @@ class OtlpSender(Generic[Trace]):
         """Raises NotSent."""
         if self._variables.has_gzip:
             body = await asyncio.to_thread(gzip.compress, body, 1)
-        status = 0
-        try:
-            async with asyncio.timeout(_SENDS_WITHIN_S):
-                if self._client is None:
-                    self._client = self._new_client()
-                async with self._client.stream("POST", self._endpoint, content=body, headers=self._headers) as answer:
-                    status = answer.status_code
-                    await _read(answer)
-        except Exception as error:  # also what a bad proxy in the environment raises
-            if not status:
-                raise _not_sent(error) from None
+        status = await self._backend.post(self._headers, body)
         if not 200 <= status < 300:
             raise NotSent(f"status {status}", is_final=status not in _COMES_AGAIN)
 
-    def _new_client(self) -> httpx.AsyncClient:
-        timeouts = httpx.Timeout(None, connect=_CONNECTS_WITHIN_S)
-        return httpx.AsyncClient(verify=self._trusts, timeout=timeouts, limits=httpx.Limits(keepalive_expiry=_KEPT_S))
-
     async def _begin_anew(self) -> None:
         """The next connection is a new one. Somebody may have written other certificates."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
         if self._has_tls and self._variables.has_files:
             with suppress(BadVariable):  # it is written just now, or wrongly
                 self._trusts = await asyncio.to_thread(self._variables.tls_context)
+        await self._backend.close()
+        self._backend = backend(self._endpoint, self._trusts)
 
     def _lose(self, traces: int) -> None:
         self._lost.inc(by=traces)
@@ -251,19 +214,3 @@ class Losses:
         if self._is_told:
             _log.info("traces are sent again", lost=self.traces)
         self.traces, self._is_told = 0, False
-
-
-def _not_sent(error: Exception) -> NotSent:
-    """Only who got no connection tries again: otherwise the backend may have the batch, or would fail with it again."""
-    why = f": {error}"[:_MOST_REASON_CHARS] if isinstance(error, httpx.ConnectError) else ""
-    is_final = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
-    return NotSent(type(error).__name__ + why, is_final)
-
-
-async def _read(answer: httpx.Response) -> None:
-    """So that the connection can be used again. An answer without an end is not read to its end."""
-    size_bytes = 0
-    async for piece in answer.aiter_raw():
-        size_bytes += len(piece)
-        if size_bytes > _MOST_ANSWER_BYTES:
-            return

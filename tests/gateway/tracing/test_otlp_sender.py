@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from bench.threaded_server import in_thread
 from gateway.metrics.fast_counters import FastCounter
 from gateway.settings.tracing_settings import TracingSettings
-from gateway.tracing import otlp_sender
+from gateway.tracing import backend, otlp_sender
 from gateway.tracing.otel_variables import OtelVariables
 from gateway.tracing.otlp_sender import Losses, OtlpSender
 from gateway.tracing.tracing import Tracing
@@ -64,7 +64,7 @@ async def sending(
     url: str, variables: OtelVariables = SOON, write: Callable[[str], bytes] = written
 ) -> AsyncIterator[OtlpSender[str]]:
     sender = OtlpSender(url, variables, write, SENT, LOST)
-    await sender.start()
+    sender.start()
     try:
         yield sender
     finally:
@@ -131,7 +131,7 @@ async def test_a_trace_that_cannot_be_written_is_lost_alone(received: Receiver) 
     before, record = lost(), {"model": "m", "method": "POST", "path": "/v1/x", "status": 200}
     tracing = Tracing(TracingSettings(endpoint=received.url, sample_ratio=1), SOON, "gw0", SENT, LOST)
     assert tracing.sender is not None
-    await tracing.sender.start()
+    tracing.sender.start()
     with capture_logs() as told:
         for tokens in (1, 2**64, 2):  # an engine may say so
             tracing.begin({}).end("chat", {**record, "prompt_tokens": tokens})
@@ -142,7 +142,7 @@ async def test_a_trace_that_cannot_be_written_is_lost_alone(received: Receiver) 
 
 
 async def test_a_backend_that_hangs_holds_up_no_other_batch_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_sender, "_SENDS_WITHIN_S", 0.1)
+    monkeypatch.setattr(backend, "SENDS_WITHIN_S", 0.1)
     monkeypatch.setattr(otlp_sender, "_CLOSES_WITHIN_S", 0.1)
     before, asked = lost(), list[bytes]()
 
@@ -157,7 +157,7 @@ async def test_a_backend_that_hangs_holds_up_no_other_batch_and_no_end(monkeypat
             await eventually(lambda: len(asked) == 1)
             sender.put("second")
             await eventually(lambda: len(asked) == 2)
-            monkeypatch.setattr(otlp_sender, "_SENDS_WITHIN_S", 3600)
+            monkeypatch.setattr(backend, "SENDS_WITHIN_S", 3600)
             sender.put("third")
         await eventually(lambda: len(asked) == 3)
     assert all(name in body for name, body in zip((b"first", b"second", b"third"), asked, strict=True))
@@ -214,7 +214,8 @@ def test_what_sending_imports_is_imported_at_the_start(received: Receiver) -> No
         async def main():
             counter = FastCounter("traces", "Traces.", (), CollectorRegistry())
             sender = OtlpSender(sys.argv[1], OtelVariables(has_gzip=True), bytes.fromhex, counter, counter)
-            await sender.start()
+            sender.start()
+            "localhost".encode("idna")  # a gateway's first look at its replicas imports that
             before = set(sys.modules)
             sender.put(sys.argv[2])
             await sender.close()
@@ -252,6 +253,23 @@ async def test_an_answer_without_an_end_is_not_read_to_its_end() -> None:
                 await is_left.wait()
     assert told == []
     assert sum(written) < 20_000_000, "it is left when some buffers are full"
+
+
+async def test_traces_go_through_the_proxy_of_the_environment(
+    received: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", received.url.removesuffix("/v1/traces"))
+    async with sending("http://nowhere.invalid/v1/traces") as sender:
+        sender.put("passed on")
+    assert [span["name"] for span in received.spans] == ["passed on"]
+
+
+async def test_a_proxy_that_cannot_be_used_loses_traces_and_stops_no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "nonsense://[")
+    before = lost()
+    async with sending("http://127.0.0.1:9/v1/traces") as sender:
+        sender.put("one")
+        await eventually(lambda: lost() - before == 1)
 
 
 async def test_what_the_environment_says_goes_with_the_traces(received: Receiver) -> None:
