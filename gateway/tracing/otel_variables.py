@@ -1,5 +1,5 @@
 """The variables of OpenTelemetry that a gateway heeds, as its specification has them:
-https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/. And whether there is a proxy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _OWN_HEADERS = frozenset(
     {"connection", "content-encoding", "content-length", "content-type", "host", "transfer-encoding"}
 )
+_PROXIED = {scheme: (f"{scheme}_proxy", f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}
 
 
 class BadVariable(Exception):
@@ -36,6 +37,8 @@ class OtelVariables:
     certificate: str = ""
     """The file with the certificate that the backend sees; empty: none."""
     key: str = ""
+    proxies: frozenset[str] = frozenset()
+    """The schemes of URLs that there is a proxy for; `all`: each."""
     delay_s: float = 5.0
     """Between two batches."""
     most_waiting: int = 512
@@ -56,6 +59,7 @@ class OtelVariables:
             authorities=_of_exporter(env, "CERTIFICATE")[1],
             certificate=_of_exporter(env, "CLIENT_CERTIFICATE")[1],
             key=_of_exporter(env, "CLIENT_KEY")[1],
+            proxies=frozenset(scheme for scheme in _PROXIED if any(map(env.get, _PROXIED[scheme]))),
             delay_s=_number(env, "OTEL_BSP_SCHEDULE_DELAY", round(cls.delay_s * 1000)) / 1000,
             most_waiting=most_waiting,
             batch=min(most_waiting, _number(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", cls.batch)),

@@ -9,13 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 import structlog
 
 from gateway import __version__
 from gateway.metrics.fast_counters import FastCounter
 from gateway.tasks import Tasks
-from gateway.tracing.backend import NotSent, backend
+from gateway.tracing import backend
+from gateway.tracing.backend import NotSent, Post
 from gateway.tracing.otel_variables import BadVariable, OtelVariables
 
 _CLOSES_WITHIN_S = 5.0
@@ -57,7 +59,7 @@ class OtlpSender(Generic[Trace]):
         if variables.has_gzip:
             self._headers["content-encoding"] = "gzip"
         self._trusts = variables.tls_context() if self._has_tls else None
-        self._backend = backend(endpoint, self._trusts)
+        self._post = _way_to(endpoint, variables)
         self._waiting: deque[Trace | bytes] = deque()
         """Those that were tried before are written."""
         self._sending = 0
@@ -101,16 +103,13 @@ class OtlpSender(Generic[Trace]):
             _log.warning("traces lost", traces=left, hint="the gateway stops")
 
     async def _run(self) -> None:
-        try:
-            while True:
-                is_time, is_closing = await self._is_time(), self._closing.is_set()
-                waiting, batch = len(self._waiting), self._variables.batch
-                await self._send_first(waiting if is_time or is_closing else waiting - waiting % batch)
-                if is_closing:
-                    self._has_closed.set()
-                    return
-        finally:
-            await self._backend.close()
+        while True:
+            is_time, is_closing = await self._is_time(), self._closing.is_set()
+            waiting, batch = len(self._waiting), self._variables.batch
+            await self._send_first(waiting if is_time or is_closing else waiting - waiting % batch)
+            if is_closing:
+                self._has_closed.set()
+                return
 
     async def _is_time(self) -> bool:
         """Wait for a whole batch, or until it is time for what there is. While the backend takes nothing, a whole batch
@@ -172,17 +171,20 @@ class OtlpSender(Generic[Trace]):
         """Raises NotSent."""
         if self._variables.has_gzip:
             body = await asyncio.to_thread(gzip.compress, body, 1)
-        status = await self._backend.post(self._headers, body)
+        try:
+            status = await self._post(self._endpoint, self._trusts, self._headers, body)
+        except NotSent:
+            raise
+        except Exception as error:
+            raise NotSent(type(error).__name__, is_final=True) from None
         if not 200 <= status < 300:
             raise NotSent(f"status {status}", is_final=status not in _COMES_AGAIN)
 
     async def _begin_anew(self) -> None:
-        """The next connection is a new one. Somebody may have written other certificates."""
+        """Somebody may have written other certificates."""
         if self._has_tls and self._variables.has_files:
             with suppress(BadVariable):  # it is written just now, or wrongly
                 self._trusts = await asyncio.to_thread(self._variables.tls_context)
-        await self._backend.close()
-        self._backend = backend(self._endpoint, self._trusts)
 
     def _lose(self, traces: int) -> None:
         self._lost.inc(by=traces)
@@ -214,3 +216,11 @@ class Losses:
         if self._is_told:
             _log.info("traces are sent again", lost=self.traces)
         self.traces, self._is_told = 0, False
+
+
+def _way_to(endpoint: str, variables: OtelVariables) -> Post:
+    if {urlsplit(endpoint).scheme, "all"} & variables.proxies:
+        from gateway.tracing import proxied
+
+        return proxied.post
+    return backend.post

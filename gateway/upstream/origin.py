@@ -93,4 +93,4 @@ class Origin:
 def _cause(error: OSError) -> str:
     """The system's own words. Those of asyncio name the failed call, and other addresses of the host."""
     number = 0 if isinstance(error, ssl.SSLError) else error.errno or 0
-    return (os.strerror(number) if number > 0 else error.strerror or str(error)).lower()
+    return (os.strerror(number) if number > 0 else error.strerror or str(error) or type(error).__name__).lower()

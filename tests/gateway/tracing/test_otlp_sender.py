@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import subprocess
 import sys
@@ -255,11 +256,15 @@ async def test_an_answer_without_an_end_is_not_read_to_its_end() -> None:
     assert sum(written) < 20_000_000, "it is left when some buffers are full"
 
 
+def of_environment() -> frozenset[str]:
+    return OtelVariables.of(os.environ).proxies
+
+
 async def test_traces_go_through_the_proxy_of_the_environment(
     received: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", received.url.removesuffix("/v1/traces"))
-    async with sending("http://nowhere.invalid/v1/traces") as sender:
+    async with sending("http://nowhere.invalid/v1/traces", replace(SOON, proxies=of_environment())) as sender:
         sender.put("passed on")
     assert [span["name"] for span in received.spans] == ["passed on"]
 
@@ -267,9 +272,41 @@ async def test_traces_go_through_the_proxy_of_the_environment(
 async def test_a_proxy_that_cannot_be_used_loses_traces_and_stops_no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "nonsense://[")
     before = lost()
-    async with sending("http://127.0.0.1:9/v1/traces") as sender:
+    async with sending("http://127.0.0.1:9/v1/traces", replace(SOON, proxies=of_environment())) as sender:
         sender.put("one")
         await eventually(lambda: lost() - before == 1)
+
+
+async def test_a_backend_that_closes_each_connection_without_a_word_gets_all() -> None:
+    taken, before = list[bytes](), lost()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        taken.append(await reader.readexactly(size))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/traces"
+        async with sending(url, replace(SOON, batch=1)) as sender:
+            for number in range(20):
+                sender.put(f"t{number}")
+            await eventually(lambda: len(taken) == 20)
+    assert lost() == before
+
+
+async def test_what_nobody_has_thought_of_loses_a_batch_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> int:
+        raise RuntimeError("nobody has thought of this")
+
+    monkeypatch.setattr(backend, "post", fail)
+    before = lost()
+    with capture_logs() as told:
+        async with sending("http://127.0.0.1:9/v1/traces") as sender:
+            sender.put("one")
+            await eventually(lambda: lost() - before == 1)
+    assert [line["reason"] for line in told] == ["RuntimeError"]
 
 
 async def test_what_the_environment_says_goes_with_the_traces(received: Receiver) -> None:
