@@ -223,17 +223,14 @@ def running_gateways(
     config: dict[str, Any] | None = None,
     policy: str | None = None,
     redis_url: str | None = None,
-    lmcache: Mapping[str, str] | None = None,
-    events: Mapping[str, str] | None = None,
+    beside: Mapping[str, str] | None = None,
     kvgate: Sequence[str] = KVGATE,
 ) -> Iterator[Cluster]:
-    """Starts gateways in front of servers that already run, and agents if there are events. `urls` and `lmcache` are
-    the URLs of the servers and of the LMCache servers beside them, by replica id. `events` are for engines that do not
-    tell where they publish: `events=tcp://…,replay=tcp://…`. `kvgate` may be the command of another checkout; then
-    that checkout's gateways run."""
-    beside = {replica: f",lmcache={url}" for replica, url in (lmcache or {}).items()}
-    told = {replica: f",{text}" for replica, text in (events or {}).items() if text}
-    urls = {replica: url + beside.get(replica, "") + told.get(replica, "") for replica, url in urls.items()}
+    """Starts gateways in front of servers that already run, and agents if there are events. `urls` are those of the
+    servers, by replica id. `beside` is what else `kvgate up --replica` is told of them, like `lmcache=http://…`.
+    `kvgate` may be the command of another checkout; then that checkout's gateways run."""
+    told = {replica: f",{text}" for replica, text in (beside or {}).items() if text}
+    urls = {replica: url + told.get(replica, "") for replica, url in urls.items()}
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
         _gateways(Path(folder), urls, [], gateways, config, policy, redis_url, kvgate) as cluster,

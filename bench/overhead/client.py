@@ -28,6 +28,11 @@ class Measured:
     first_byte_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
 
+    def check(self) -> None:
+        """Raises RuntimeError if a request failed, or none was answered."""
+        if self.failed or not self.done:
+            raise RuntimeError(f"{self.failed} requests failed, {self.done} were answered")
+
 
 _numbers = count(1)
 

@@ -44,8 +44,8 @@ class Fleet:
     """The Redis of agents that already run. Without it, gateways start with their own Redis and agents."""
     config: dict[str, Any] = field(default_factory=dict)
     """More sections of the gateways' configuration."""
-    events: Mapping[str, str] = field(default_factory=dict)
-    """Where an engine publishes, if it does not tell so itself: `events=tcp://…,replay=tcp://…`."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """What else `kvgate up --replica` is told: `events=tcp://…,replay=tcp://…` of an engine that does not tell so."""
 
     def counters(self) -> list[Counters]:
         """The engines' counters, in the order of `urls`."""
@@ -127,7 +127,7 @@ def real(mix: Mix) -> Iterator[Fresh]:
 @contextmanager
 def running(_mix: Mix, replicas: Sequence[str]) -> Iterator[Fresh]:
     """vLLM that somebody else has started with VLLM_SERVER_DEV_MODE=1. Its caches are emptied before each use. A
-    replica is a URL, and what Fleet.events says, after a comma. Raises httpx.HTTPError if one does not answer, and
+    replica is a URL, and what Fleet.beside says, after a comma. Raises httpx.HTTPError if one does not answer, and
     RuntimeError if they differ."""
     told = {f"r{number}": replica.partition(",") for number, replica in enumerate(replicas)}
     urls = {name: url.rstrip("/") for name, (url, _, _) in told.items()}
@@ -135,8 +135,8 @@ def running(_mix: Mix, replicas: Sequence[str]) -> Iterator[Fresh]:
     if len(set(engines.values())) > 1:
         raise RuntimeError(f"the replicas differ in version, model or block size: {engines}")
     version, model, block_tokens = engines["r0"]
-    events = {name: events for name, (_, _, events) in told.items()}
-    fleet = Fleet(f"vLLM {version}, {model}", urls, model, block_tokens, 1.0, events=events)
+    beside = {name: text for name, (_, _, text) in told.items()}
+    fleet = Fleet(f"vLLM {version}, {model}", urls, model, block_tokens, 1.0, beside=beside)
     yield lambda: nullcontext(_emptied(fleet))
 
 

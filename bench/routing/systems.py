@@ -72,7 +72,7 @@ def _kvgate(policy: str, gateways: int) -> Start:
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
         if fleet.redis_url is None:
             with running_gateways(
-                fleet.urls, gateways=gateways, policy=policy, config=_CONFIG, events=fleet.events
+                fleet.urls, gateways=gateways, policy=policy, config=_CONFIG, beside=fleet.beside
             ) as cluster:
                 yield random_spread(cluster.gateway_urls, seed)
             return

@@ -80,7 +80,6 @@ class Load:
     """What is compared."""
 
     name: str
-    has_tracing: bool
     every: int = 0
     """One request in so many is traced; 0: none."""
 
@@ -89,10 +88,12 @@ class Load:
         return Requests(payload(_PROMPT, answer), self.every)
 
 
-OFF = Load("off", has_tracing=False)
-NONE = Load("none", has_tracing=True)
-HUNDREDTH = Load("1 in 100", has_tracing=True, every=100)
-TENTH = Load("1 in 10", has_tracing=True, every=10)
+OFF = Load("off")
+NONE = Load("none")
+HUNDREDTH = Load("1 in 100", every=100)
+TENTH = Load("1 in 10", every=10)
+REQUESTS = HUNDREDTH.every * BATCH
+"""Of a turn, at least: with one in a hundred traced, a batch leaves."""
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,14 @@ from bench.overhead.client import closed_loop
 from bench.overhead.shapes import ANSWERS, Answer
 from bench.overhead.upstreams import set_answer, upstreams
 from bench.threaded_server import in_thread
-from bench.traces.loads import BATCH, ENVIRONMENT, GOAL, HUNDREDTH, NONE, OFF, TENTH, Load, Receiver, ratio
+from bench.traces.loads import BATCH, ENVIRONMENT, GOAL, HUNDREDTH, NONE, OFF, REQUESTS, TENTH, Load, Receiver, ratio
 from bench.trees import cpu_s
 
-UNTOUCHED = Load("none yet", has_tracing=True)
+UNTOUCHED = Load("none yet")
 """Before the first request is traced."""
-LOADS = (UNTOUCHED, HUNDREDTH, NONE, TENTH)
 TURNS = (UNTOUCHED, UNTOUCHED, HUNDREDTH, NONE, NONE, HUNDREDTH, TENTH)
 """Of a start."""
-_REQUESTS = HUNDREDTH.every * BATCH
-"""Those of the gateway with traces in a turn."""
+LOADS = tuple(dict.fromkeys(TURNS))
 _WARMS_UP = (UNTOUCHED,) * 3
 """A gateway's memory grows in its first 10 000 requests or so."""
 _LONGEST_S = 100.0
@@ -111,18 +109,17 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
 async def turn(pair: Sequence[Gateway], answer: Answer, load: Load, receiver: Receiver, connections: int) -> list[Work]:
     """Both gateways get requests, the second one this load. Raises RuntimeError if a request failed, or spans did not
     come."""
-    batches = receiver.batches + (_REQUESTS // load.every // BATCH if load.every else 0)
+    batches = receiver.batches + (REQUESTS // load.every // BATCH if load.every else 0)
     before_s = [cpu_s([one.pid]) for one in pair]
     off, on = OFF.requests(answer), load.requests(answer)
     found = await asyncio.gather(
         *(
-            closed_loop([one.url], requests, connections, _LONGEST_S, lambda: on.sent >= _REQUESTS)
+            closed_loop([one.url], requests, connections, _LONGEST_S, lambda: on.sent >= REQUESTS)
             for one, requests in zip(pair, (off, on), strict=True)
         )
     )
     for measured in found:
-        if measured.failed or not measured.done:
-            raise RuntimeError(f"{measured.failed} requests failed, {measured.done} were answered")
+        measured.check()
     await asyncio.to_thread(receiver.wait_for, batches)
     took_s = [cpu_s([one.pid]) - began_s for one, began_s in zip(pair, before_s, strict=True)]
     return [Work(measured.done, took) for measured, took in zip(found, took_s, strict=True)]
@@ -132,12 +129,15 @@ def measured(
     start: int, answer: Answer, pair: Sequence[Gateway], receiver: Receiver, options: argparse.Namespace
 ) -> Iterator[Row]:
     """A row for each load."""
-    found: dict[Load, list[Work]] = {}
-    for number, load in enumerate((*_WARMS_UP, *TURNS)):
-        works = asyncio.run(turn(pair, answer, load, receiver, options.connections))
-        if number >= len(_WARMS_UP):
-            before = found.get(load, [NOTHING, NOTHING])
-            found[load] = [work + more for work, more in zip(before, works, strict=True)]
+
+    def works(load: Load) -> list[Work]:
+        return asyncio.run(turn(pair, answer, load, receiver, options.connections))
+
+    for load in _WARMS_UP:
+        works(load)
+    found = {load: [NOTHING, NOTHING] for load in LOADS}
+    for load in TURNS:
+        found[load] = [work + more for work, more in zip(found[load], works(load), strict=True)]
     for load, (off, on) in found.items():
         yield Row(answer.name, start, load.name, on.requests, on.cpu_us, off.requests, off.cpu_us)
 

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from coordinator.engine.sockets import tls_context
 from gateway.settings.limit_settings import TimeoutSettings
@@ -21,8 +21,8 @@ CONNECTS_WITHIN_S = 2.0
 SENDS_WITHIN_S = 5.0
 _READS_WITHIN_S = 1.0
 _MOST_ANSWER_BYTES = 65_536
-_SAFE_IN_PATH = "/%:@!$&'()*+,;="
 _TIMEOUTS = TimeoutSettings(connect_s=CONNECTS_WITHIN_S)
+_REASONS = {"reset": "the connection broke", "protocol": "the answer is not HTTP"}
 
 Post = Callable[[str, ssl.SSLContext | None, Mapping[str, str], bytes], Awaitable[int]]
 """Sends a batch to a URL, with these headers, and returns the status of the answer. Who has no context trusts the
@@ -41,13 +41,12 @@ class NotSent(Exception):
 
 async def post(url: str, trusts: ssl.SSLContext | None, headers: Mapping[str, str], body: bytes) -> int:
     """The way without a proxy: see Post."""
-    parts = urlsplit(url)
-    target = quote(parts.path or "/", safe=_SAFE_IN_PATH)
+    target = "/" if urlsplit(url).path[-1:] in ("", "/") else ""
     upstream = Upstream(_TIMEOUTS, None, lambda: trusts or tls_context())
     try:
         async with asyncio.timeout(SENDS_WITHIN_S):
-            answer = await upstream.send("POST", f"{parts.scheme}://{parts.netloc}", target, headers, [body])
-        with suppress(UpstreamError, TimeoutError):  # a backend that is not heard to the end may have trouble with that
+            answer = await upstream.send("POST", url, target, headers, [body])
+        with suppress(UpstreamError, TimeoutError):  # to hang up earlier would be an error for the backend
             async with asyncio.timeout(_READS_WITHIN_S):
                 await answer.gathered(_MOST_ANSWER_BYTES, lambda _size_bytes: True)
         return answer.status
@@ -59,9 +58,6 @@ async def post(url: str, trusts: ssl.SSLContext | None, headers: Mapping[str, st
         raise NotSent(why, is_final=not is_refused) from None
     finally:
         await upstream.close()
-
-
-_REASONS = {"reset": "the connection broke", "protocol": "the answer is not HTTP"}
 
 
 def late() -> NotSent:

@@ -72,7 +72,7 @@ async def test_replicas_that_run_already_begin_each_run_with_empty_caches() -> N
             with again() as found:
                 rows.append(await routed_by(pinned, found))
     assert (found.urls, found.model, found.block_tokens) == (fleet.urls, fleet.model, fleet.block_tokens)
-    assert found.events == {"r0": "", "r1": events}
+    assert found.beside == {"r0": "", "r1": events}
     assert rows[0].cache_share == rows[1].cache_share > 0.4
 
 

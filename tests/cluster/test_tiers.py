@@ -88,8 +88,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         lmcache = ("--lmcache", f"redis_url={server.url},chunk_tokens={CHUNK_TOKENS}")
         with running_replicas(folder, 3, (*REPLICA_ARGUMENTS, *lmcache)) as replicas:
             urls = {replica.id: replica.url for replica in replicas}
-            servers = {replica: f"{url}/lmcache" for replica, url in urls.items()}
-            with running_gateways(urls, config=CONFIG, redis_url=server.url, lmcache=servers) as gateways:
+            beside = {replica: f"lmcache={url}/lmcache" for replica, url in urls.items()}
+            with running_gateways(urls, config=CONFIG, redis_url=server.url, beside=beside) as gateways:
                 yield replace(gateways, replicas=replicas)
 
 

@@ -111,8 +111,10 @@ def cluster(
     ]
     with running(folder, *files, secrets=secrets) as replicas:
         urls = {replica.engine.id: replica.engine.url for replica in replicas}
-        servers = {replica.engine.id: replica.server.url for replica in replicas if replica.server is not None}
-        with running_gateways(urls, config=CONFIG, redis_url=redis_server.url, lmcache=servers) as gateways:
+        beside = {
+            replica.engine.id: f"lmcache={replica.server.url}" for replica in replicas if replica.server is not None
+        }
+        with running_gateways(urls, config=CONFIG, redis_url=redis_server.url, beside=beside) as gateways:
             yield replicas, gateways.gateway_urls
 
 
