@@ -350,12 +350,15 @@ class Pool:
         begin_by_s = began_s + self._budget_s * _DEADLINE_SHARE + min(wire.write_lag_s, self._budget_s)
         deadline_ms = self.clock.time_ms(begin_by_s)
         sent_s = time.monotonic()
+        left_s = began_s + self._budget_s - sent_s
         self._unanswered[request.reservation] = request
         try:
+            if left_s <= 0:
+                raise StoreLate("this process was too busy to ask Redis in time")
             operands = request.operands(
                 script, self.keys, self.gateway, self._epoch, explain=False, deadline_ms=deadline_ms
             )
-            reply = wire.run(script, operands, began_s + self._budget_s - sent_s, partial(self._undo, request))
+            reply = wire.run(script, operands, left_s, partial(self._undo, request))
         except BaseException:
             self._forget_call(request.reservation)  # it was not sent
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ import redis.asyncio as redis
 from coordinator.errors import StoreDown, StoreLate
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.redis.wire import Wire, load_scripts
+from coordinator.scripts import PlaceRequest
 from tests.coordinator.stage import (
     KEYS,
     chain,
@@ -28,7 +30,7 @@ from tests.coordinator.stage import (
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 
-BUDGET_S = 0.02
+BUDGET_S = 0.2
 
 
 @pytest.fixture
@@ -59,6 +61,27 @@ async def test_a_late_place_leaves_no_reservation_and_no_claim(
     await drained(pool)
     assert await left_behind(client) == {}
     assert await chain_of(client, chain(1, 2)[-1])  # the placement ran
+
+
+async def test_a_place_that_this_process_has_kept_beyond_its_budget_is_not_sent(
+    pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare = pool._declare
+
+    def busily(request: PlaceRequest) -> bool:
+        until_s = time.monotonic() + BUDGET_S
+        while time.monotonic() < until_s:
+            pass
+        return declare(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_declare", busily)
+        with pytest.raises(StoreLate, match="this process was too busy"):
+            await pool.place(request("late", chain(1, 2)))
+    await drained(pool)
+    assert await left_behind(client) == {}
+    assert not await chain_of(client, chain(1, 2)[-1])
+    await place(pool, "next", chain(1, 2))  # its place in the window is free
 
 
 async def test_a_cancelled_place_leaves_nothing_either(
