@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from bench.report import growth
 from bench.report.__main__ import main, report
@@ -149,10 +150,11 @@ def parsed(folder: Path) -> Page:
     return page
 
 
-@pytest.fixture
-def full(tmp_path: Path) -> Page:
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    folder = tmp_path_factory.mktemp("full")
     write(
-        tmp_path,
+        folder,
         overhead=OVERHEAD,
         place=PLACE,
         routing=ROUTING,
@@ -161,10 +163,10 @@ def full(tmp_path: Path) -> Page:
         **{"fleet-grid": GROWTH},
         **{"routing-mixes": [], "routing-real": [], "offload-images": [], "offload-real": [], "overhead-latency": []},
     )
-    return parsed(tmp_path)
+    return parsed(folder)
 
 
-def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
+def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
     routed = ["routing", "routing-mixes", "routing-real"]
     files = [*routed, "offload-images", "offload", "offload-real", "overhead", "overhead-latency", "place"]
@@ -273,6 +275,8 @@ def test_a_file_that_is_something_else_is_named_and_so_is_what_is_wrong(tmp_path
 
 
 def test_results_in_the_repository_make_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the drawings, which take most of the time and are the same as those of the other pages."""
+    monkeypatch.setattr(Figure, "savefig", lambda _figure, file, **_options: file.write("<svg ></svg>"))
     results = Path(__file__).parents[2] / "bench" / "results"
     out = tmp_path / "made" / "report.html"
     monkeypatch.setattr(sys, "argv", ["bench.report", "--results", str(results), "--out", str(out)])

@@ -58,7 +58,7 @@ class Kvgate:
     def call(
         self, *arguments: str, stdin: str = "", env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Like `run`, but in this process. It saves a tenth of a second, and is for commands that start no process."""
+        """Like `run`, but in this process. It saves half a second, and is for commands that start no process."""
         typed, shown, complained = io.TextIOWrapper(io.BytesIO(stdin.encode())), io.StringIO(), io.StringIO()
         with (
             mock.patch.dict(os.environ, {**self.environment, **(env or {})}, clear=True),
@@ -76,6 +76,10 @@ class Kvgate:
 
     def up(self, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return self.run(*self.up_command(*options), env=env)
+
+    def refused_up(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Like `up` with --detach, but in this process: for one that is refused before it starts anything."""
+        return self.call(*self.up_command("--detach", *options))
 
     def up_command(self, *options: str) -> list[str]:
         return ["up", "--port", str(self.port), "--state-dir", str(self.state_dir), "--speed", "0", *options]
@@ -105,7 +109,7 @@ def _kvgate(folder: Path) -> Iterator[Kvgate]:
     kvgate = Kvgate(folder, free_ports(1)[0])
     yield kvgate
     if kvgate.state_dir.exists():
-        kvgate.run("down", "--state-dir", str(kvgate.state_dir))
+        kvgate.call("down", "--state-dir", str(kvgate.state_dir))
         assert kvgate.alive() == []
     Path(tempfile.gettempdir(), f"kvgate-port-{kvgate.port}.lock").unlink(missing_ok=True)
 

@@ -96,7 +96,7 @@ def test_only_what_a_larger_cluster_left_is_removed(shared_kvgate: Kvgate, clust
 
 
 def test_status_shows_a_healthy_cluster(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
-    result = shared_kvgate.run("status", "--state-dir", str(shared_kvgate.state_dir), "--json")
+    result = shared_kvgate.call("status", "--state-dir", str(shared_kvgate.state_dir), "--json")
     assert result.returncode == 0, result.stdout
     members = json.loads(result.stdout)
     assert [member["id"] for member in members] == MEMBERS
@@ -105,7 +105,7 @@ def test_status_shows_a_healthy_cluster(shared_kvgate: Kvgate, cluster: dict[str
     assert [agents[f"agent-{replica['id']}"]["url"] for replica in cluster["replicas"]] == [
         replica["url"] for replica in cluster["replicas"]
     ]
-    table = shared_kvgate.run("status", "--state-dir", str(shared_kvgate.state_dir))
+    table = shared_kvgate.call("status", "--state-dir", str(shared_kvgate.state_dir))
     assert table.returncode == 0
     assert cluster["gateways"][1]["url"] in table.stdout
 
@@ -114,15 +114,15 @@ def test_a_drained_replica_is_no_trouble_for_status(shared_kvgate: Kvgate, clust
     replica, where = cluster["replicas"][0]["id"], ("--state-dir", str(shared_kvgate.state_dir))
 
     def details() -> list[str]:
-        members = json.loads(shared_kvgate.run("status", *where, "--json").stdout)
+        members = json.loads(shared_kvgate.call("status", *where, "--json").stdout)
         assert {member["state"] for member in members} == {"ready"}
         return [member["id"] for member in members if member["detail"].startswith("drained: ")]
 
     try:
-        assert shared_kvgate.run("drain", replica, *where).returncode == 0
+        assert shared_kvgate.call("drain", replica, *where).returncode == 0
         polling.wait_until(lambda: details() == [replica])
     finally:
-        shared_kvgate.run("undrain", replica, *where)
+        shared_kvgate.call("undrain", replica, *where)
     polling.wait_until(lambda: details() == [])
 
 
@@ -131,7 +131,7 @@ def test_a_second_cluster_is_refused_and_told_whose_port_it_is(
     shared_kvgate: Kvgate, cluster: dict[str, Any], state_dir: str
 ) -> None:
     command = ["up", "--detach", "--port", str(shared_kvgate.port), "--state-dir", state_dir]
-    result = shared_kvgate.run(*command)
+    result = shared_kvgate.call(*command)
     assert result.returncode == 1
     assert f"port {shared_kvgate.port} belongs to the cluster of pid {cluster['gateways'][0]['pid']}" in result.stderr
     assert f"kvgate down --state-dir {shared_kvgate.state_dir}" in result.stderr
@@ -142,9 +142,9 @@ def test_owners_shows_the_chain_of_a_prompt_and_who_owns_it(shared_kvgate: Kvgat
     prompt = "A prompt that is asked about. " * 40
     replica = ask(cluster["url"], prompt).headers["x-kvgate-replica"]
     options = ["owners", "--state-dir", str(shared_kvgate.state_dir), "--model", "sim", "--text", prompt]
-    explanation = json.loads(shared_kvgate.run(*options, "--json").stdout)
+    explanation = json.loads(shared_kvgate.call(*options, "--json").stdout)
     assert replica in {owner["replica"] for owner in explanation["chain"][-1]["owners"]}
-    table = shared_kvgate.run(*options)
+    table = shared_kvgate.call(*options)
     assert table.returncode == 0, table.stderr
     assert explanation["chain"][-1]["key"] in table.stdout
 
@@ -154,12 +154,12 @@ def test_owners_takes_a_request_body_with_an_image(shared_kvgate: Kvgate, cluste
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{pixel}"}}
     body = {"model": "sim", "messages": [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]}
     options = ["owners", "--state-dir", str(shared_kvgate.state_dir), "--json", "-"]
-    result = shared_kvgate.run(*options, stdin=json.dumps(body))
+    result = shared_kvgate.call(*options, stdin=json.dumps(body))
     assert json.loads(result.stdout)["chain"][-1]["images"] == 1
 
 
 def test_owners_says_what_is_wrong_with_a_request(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
-    result = shared_kvgate.run("owners", "--state-dir", str(shared_kvgate.state_dir), "-", stdin="{}")
+    result = shared_kvgate.call("owners", "--state-dir", str(shared_kvgate.state_dir), "-", stdin="{}")
     assert result.returncode == 1
     assert result.stderr.startswith("kvgate: the gateway refused (4")
 
@@ -227,8 +227,8 @@ def has_hits(url: str) -> bool:
     )
 
 
-async def test_a_load_needs_a_command_that_stays(kvgate: Kvgate) -> None:
-    refused = kvgate.up("--detach", "--load", "chat")
+def test_a_load_needs_a_command_that_stays(kvgate: Kvgate) -> None:
+    refused = kvgate.refused_up("--load", "chat")
     assert (refused.returncode, "cannot --detach" in refused.stderr) == (1, True)
 
 
@@ -317,7 +317,7 @@ def test_servers_and_a_redis_that_were_there_before_are_fronted(
     assert cluster["redis_url"] == redis.url
     assert [process.id for process in read_processes(kvgate.state_dir)] == ["gw0"]
     assert httpx.get(f"{cluster['url']}/v1/models", trust_env=False, verify=False).json()["data"][0]["id"] == "other"
-    assert kvgate.run("status", "--state-dir", str(kvgate.state_dir)).returncode == 0
+    assert kvgate.call("status", "--state-dir", str(kvgate.state_dir)).returncode == 0
 
 
 def test_a_replica_that_is_fronted_with_its_events_gets_an_agent(
