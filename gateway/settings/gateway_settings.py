@@ -24,7 +24,7 @@ from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
 from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port, Section, Slug
 from gateway.settings.certificate_settings import CertificateSettings
-from gateway.settings.config_file import build, read_file
+from gateway.settings.config_file import SettingsError, build, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
@@ -155,6 +155,11 @@ class SecuritySettings(Section):
     @classmethod
     def _are_origins(cls, origins: list[str]) -> list[str]:
         for origin in origins:
+            if "*" in origin and origin != "*":
+                raise ValueError(
+                    f"{origin!r} is a pattern, and origins are compared as text: write each origin, like "
+                    "https://app.example.com; or * for any"
+                )
             parts = urlsplit(origin)
             usual = {"http": 80, "https": 443}.get(parts.scheme)
             is_one = usual and parts.hostname and _has_valid_port(parts) and parts.port != usual
@@ -271,7 +276,13 @@ def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
     Raises SettingsError with all problems.
     """
     data, problems = read_file(path)
-    return build_settings(data, env, problems)
+    try:
+        return build_settings(data, env, problems)
+    except SettingsError as error:
+        if all("is not a known key" in problem for problem in error.problems) and "vllm" in data:
+            looks = f"file: looks like a replica's file: kvgate replica-command --config {path} checks it"
+            raise SettingsError([f"{looks}. A gateway's file is like configs/gateway.yaml"]) from None
+        raise
 
 
 def build_settings(

@@ -39,7 +39,7 @@ class Balancer:
 
 BALANCERS = (
     Balancer("nginx", ("nginx.conf",), lambda file: ["-c", file, "-g", "daemon off;"], has_checks=False),
-    Balancer("haproxy", ("haproxy.cfg",), lambda file: ["-f", file]),
+    Balancer("haproxy", ("haproxy.cfg",), lambda file: ["-W", "-p", str(Path(file).with_suffix(".pid")), "-f", file]),
     Balancer("caddy", ("Caddyfile",), lambda file: ["run", "--config", file, "--adapter", "caddyfile"]),
     Balancer("envoy", ("envoy.yaml",), lambda file: ["-c", file, "--log-level", "warning", "--use-dynamic-base-id"]),
     Balancer("traefik", ("traefik.yaml", "traefik-routes.yaml"), lambda file: [f"--configFile={file}"]),

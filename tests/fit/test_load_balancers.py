@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
@@ -120,12 +122,56 @@ def test_requests_after_the_death_of_a_gateway_go_to_the_other(url: str, cluster
     wait_until(lambda: asked(url) == {"gw0", "gw1"})
 
 
+def take_out_the_first(balancer: Balancer, program: str, folder: Path, gateways: Sequence[str]) -> None:
+    """Does what the document says."""
+    ((old, new, told),) = rows_of("Taking a gateway out", program)
+    file, address = folder / balancer.files[0], gateways[0].removeprefix("http://")
+    old, new = (words.strip("`").replace("10.0.0.5:8080", address) for words in (old, new))
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+    assert balancer.program is not None
+    path = f"{Path(balancer.program).parent}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-c", told.split("`")[1]], cwd=folder, env=os.environ | {"PATH": path}, check=True)
+
+
+@pytest.mark.parametrize(("name", "program"), [("nginx", "nginx"), ("haproxy", "HAProxy")])
+def test_a_gateway_that_is_taken_out_ends_its_answers_and_gets_no_new_ones(
+    name: str, program: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    balancer = installed(name)
+
+    def answering(gateway: str) -> float:
+        return metric(gateway, "kvgate_requests_in_flight")
+
+    with (
+        running_balancer(balancer, tmp_path, cluster.gateway_urls) as url,
+        ThreadPoolExecutor(CLIENTS) as clients,
+    ):
+        wait_until(lambda: asked(url) == {"gw0", "gw1"})
+        long = [clients.submit(ask, url, max_tokens=3000, stream=True) for _ in range(CLIENTS)]
+        wait_until(lambda: all(answering(gateway) for gateway in cluster.gateway_urls))
+        take_out_the_first(balancer, program, tmp_path, cluster.gateway_urls)
+        wait_until(lambda: asked(url) == {"gw1"})
+        assert answering(cluster.gateway_urls[0]) > 0, "its answers go on"
+        before = served(cluster)
+        assert [ask(url).status_code for _ in range(10)] == [200] * 10
+        assert all("[DONE]" in answer.result().text for answer in long)
+        assert served(cluster) - before <= CLIENTS, "it has ended its answers, and got no other request"
+        with started_again(leaving := cluster.gateway_processes[0]):
+            leaving.stop()
+            assert [ask(url).status_code for _ in range(10)] == [200] * 10
+
+
+def rows_of(title: str, program: str) -> list[list[str]]:
+    """What the document says of a program in the tables of a section, without the program's name."""
+    rows = section("load-balancers.md", title).splitlines()
+    return [row.strip("| ").split(" | ")[1:] for row in rows if row.startswith(f"| {program} ")]
+
+
 def lines_for_tls(program: str) -> dict[str, str]:
     """What the document says to write in its file in place of what."""
-    rows = [
-        row.split(" | ") for row in section("load-balancers.md", "TLS").splitlines() if row.startswith(f"| {program} ")
-    ]
-    return {old.strip("`"): new.removesuffix(" |").strip("`") for _, old, new in rows}
+    return {old.strip("`"): new.strip("`") for old, new in rows_of("TLS", program)}
 
 
 def installed(name: str) -> Balancer:

@@ -31,9 +31,6 @@ def load(path: Path) -> GatewaySettings:
     try:
         return load_settings(path, os.environ)
     except SettingsError as error:
-        if all("is not a known key" in problem for problem in error.problems) and "vllm" in str(error.problems):
-            looks = f"this looks like a replica's file: kvgate replica-command --config {path} checks it"
-            raise CommandError(f"{path}: {looks}. A gateway's file is like configs/gateway.yaml") from None
         raise refused(path, error) from None
 
 
@@ -59,20 +56,25 @@ def counted(number: int, what: str) -> str:
 
 def check_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A gateway's YAML configuration.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning, too.")] = False,
 ) -> None:
     """Check a configuration, field by field.
 
     Each problem has a line of its own. The exit code is 1 if there is one. What can be used but
-    contradicts itself is only a warning.
+    contradicts itself, or is missing on this machine, is only a warning.
 
     \b
     Examples:
       kvgate check-config configs/gateway.yaml
+      kvgate check-config --strict gateway.yaml
       KVGATE_ID=gw7 kvgate check-config gateway.yaml
     """
     settings = load(file)
-    for warning in (*_obstacles_to(settings), *contradictions_in(settings)):
+    warnings = [*_obstacles_to(settings), *contradictions_in(settings)]
+    for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
+    if warnings and strict:
+        raise typer.Exit(1)
     followed = [name for name, section in settings.discovery if section is not None]
     if not settings.replicas and not followed:
         but = "no replicas and no discovery: every request will be answered 503 (kvgate up --config adds its replicas)"

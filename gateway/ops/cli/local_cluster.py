@@ -66,7 +66,8 @@ Config = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A gateway's YAML. Everything in it is used except id, addresses, Redis URL and replicas.",
+        help="A gateway's YAML. Everything in it is used except id, addresses, Redis URL and replicas. At the end, "
+        "answers have 2.5 s to finish, unless its timeouts.grace_s says something else.",
     ),
 ]
 Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests, unless --detach is given.")]

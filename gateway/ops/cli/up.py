@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -153,13 +154,13 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | N
     redis_cli = (
         f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_shown else ""
     )
+    openai = f"  {python} -c 'import openai; print({sdk}.models.list())'\n" if find_spec("openai") else ""
     steps = f"""
 Try next
   open {layout.url}/console in a browser: the cluster on one page, live
   curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\
     -d {_in_double_quotes(curl_body)}
-  {python} -c 'import openai; print({sdk}.models.list())'
-  {kvgate} status {option}
+{openai}  {kvgate} status {option}
   {kvgate} owners {option} --model {model} --text {_in_double_quotes(_PROMPT)}
 {redis_cli}Ctrl-C stops everything.
 """

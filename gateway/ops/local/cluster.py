@@ -26,6 +26,7 @@ from gateway.ops.local.plan import (
     certificate_for_replicas,
     gateway_config,
     namespace_of,
+    not_used,
 )
 from gateway.ops.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
 from gateway.ops.local.probes import ProbeAnswer, ask_gateway, ask_replica, client, has_events, refusal
@@ -77,6 +78,8 @@ class LocalCluster:
         simulated = [FrontedReplica(f"r{n}", f"http://{HOST}:{port}") for n, port in enumerate(replica_ports)]
         replicas = list(plan.fronted) or simulated
         redis_url = plan.redis_url or f"redis://{HOST}:{redis_port}"
+        if fields := not_used(plan, self._base):
+            self._say(f"{plan.base_config}: not used: {', '.join(fields)}")
         self._write_configs(gateway_ports, redis_url, replicas)
         shown = certificate_for_replicas(self._base, self._env)
 

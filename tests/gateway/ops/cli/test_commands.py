@@ -116,6 +116,8 @@ def test_check_config_warns_of_what_can_be_used_and_contradicts_itself(kvgate: K
     result = kvgate.call("check-config", str(path), env={"KVGATE_ID": "gw7"})
     assert result.returncode == 0
     assert result.stderr.startswith("warning: tenant ghost: no key in security.api_keys is of this tenant: ")
+    strict = kvgate.call("check-config", "--strict", str(path), env={"KVGATE_ID": "gw7"})
+    assert (strict.returncode, strict.stderr) == (1, result.stderr)
 
 
 def test_check_config_warns_of_files_that_are_missing_and_of_traces_that_go_nowhere(kvgate: Kvgate) -> None:
@@ -367,7 +369,10 @@ def test_the_usage_names_arguments_as_they_are_typed(kvgate: Kvgate) -> None:
 def test_a_file_of_the_other_kind_is_named_as_such(kvgate: Kvgate) -> None:
     replica, gateway = str(ROOT / "configs" / "replica-vllm.yaml"), str(ROOT / "configs" / "gateway.yaml")
     assert "looks like a gateway's file" in one_line_error(kvgate.call("replica-command", "--config", gateway))
-    assert "looks like a replica's file" in one_line_error(kvgate.call("check-config", replica))
+    for command in (["check-config", replica], ["up", "--config", replica], ["gateway", "--config", replica]):
+        result = kvgate.call(*command)
+        assert result.returncode == 1
+        assert f"looks like a replica's file: kvgate replica-command --config {replica} checks it" in result.stderr
 
 
 INTERRUPTED = """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -15,12 +17,14 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
 from bench.cluster import SimReplica
 from bench.threaded_server import SilentHandler, in_thread
+from gateway.ops.cli import up as cli_up
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
-from gateway.ops.local.state_dir import read_processes
+from gateway.ops.local.state_dir import Cluster, read_processes
 from tests import polling
 from tests.gateway.ops.cli.conftest import Kvgate
 from tests.redis_server import RedisServer, running_redis
@@ -207,6 +211,18 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
         assert up.wait(20) == 0
     assert kvgate.alive() == []
     assert not (kvgate.state_dir / "cluster.json").exists()
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_only_programs_that_are_installed_are_suggested(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    monkeypatch.setattr(cli_up, "find_spec", lambda _name: is_installed or None)
+    monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/redis-cli" if is_installed else None)
+    shown = io.StringIO()
+    layout = Cluster("http://127.0.0.1:8080", "redis://127.0.0.1:6379", [], [])
+    cli_up._show_next_steps(Console(file=shown), layout, "sim", None, Path(".kvgate"))
+    assert [name for name in ("import openai", "redis-cli", "owners") if name in shown.getvalue()] == (
+        ["import openai", "redis-cli", "owners"] if is_installed else ["owners"]
+    )
 
 
 async def test_a_gentle_load_asks_all_gateways_and_hits_caches(kvgate: Kvgate) -> None:

@@ -8,7 +8,15 @@ import pytest
 import yaml
 
 from gateway.ops.local.errors import ClusterError
-from gateway.ops.local.plan import FrontedReplica, Plan, agent_secrets, base_config, gateway_config, parse_fronted
+from gateway.ops.local.plan import (
+    FrontedReplica,
+    Plan,
+    agent_secrets,
+    base_config,
+    gateway_config,
+    not_used,
+    parse_fronted,
+)
 from gateway.settings.gateway_settings import build_settings
 
 REPLICAS = [FrontedReplica("r0", "http://127.0.0.1:8000")]
@@ -80,6 +88,13 @@ def test_the_base_is_kept_where_the_cluster_does_not_decide(tmp_path: Path) -> N
     settings = settings_of(Plan(tmp_path, policy="random"), base)
     assert (settings.redis.budget_ms, settings.policy.load_factor, settings.policy.name) == (50, 2.0, "random")
     assert (settings.host, settings.redis.url) == ("127.0.0.1", "redis://127.0.0.1:7000")
+
+
+def test_what_the_base_says_in_vain_is_named_with_the_option_that_says_it(tmp_path: Path) -> None:
+    base = {"port": 9099, "replicas": [{"id": "a", "url": "http://h:1"}], "redis": {"url": "redis://other"}}
+    assert not_used(Plan(tmp_path), base) == ["replicas (--replica)", "port (--port)", "redis.url (--redis-url)"]
+    assert not_used(Plan(tmp_path, port=9099, fronted=(REPLICAS[0],), redis_url="redis://h"), base) == []
+    assert not_used(Plan(tmp_path), {"redis": {"budget_ms": 50}, "replicas": []}) == []
 
 
 def test_a_policy_that_is_none_is_named_by_its_option(tmp_path: Path) -> None:
