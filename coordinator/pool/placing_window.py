@@ -27,7 +27,8 @@ class PlacingWindow:
         self.taken = 0
         self._shrink_every_s = shrink_every_s
         self._shrunk_at_s = 0.0
-        self._waiting: OrderedDict[asyncio.Future[bool], None] = OrderedDict()
+        self._waiting: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
+        """Who waits, and until when."""
 
     def __repr__(self) -> str:
         return f"<PlacingWindow {self.taken} of {int(self.limit)} taken, {len(self._waiting)} waiting>"
@@ -43,7 +44,7 @@ class PlacingWindow:
         """Wait for a place and take it. Raises StoreLate if none is free by `until_s` (the loop's clock)."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[bool] = loop.create_future()
-        self._waiting[turn] = None
+        self._waiting[turn] = until_s
         timer = loop.call_at(until_s, self._give_up, turn)
         try:
             is_taken = await turn
@@ -80,7 +81,9 @@ class PlacingWindow:
 
     def _wake(self) -> None:
         while self._waiting and self.taken < int(self.limit):
-            turn, _ = self._waiting.popitem(last=False)
-            if not turn.done():
+            turn, until_s = self._waiting.popitem(last=False)
+            if until_s < time.monotonic():  # a busy event loop has not come to its timer yet
+                self._give_up(turn)
+            elif not turn.done():
                 self.taken += 1
                 turn.set_result(True)

@@ -45,6 +45,10 @@ OVERRIDES = {
 }
 _OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "tls", "replica_tls", "log", "tracing"})
 
+_ORIGIN = re.compile(r"https?://([a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\])(:\d{1,5})?")
+_OF_REPLICAS_TOO = {"id", "redis"}
+"""Fields that a replica's file has, too."""
+
 
 class RedisSettings(Section):
     url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
@@ -155,15 +159,14 @@ class SecuritySettings(Section):
     @classmethod
     def _are_origins(cls, origins: list[str]) -> list[str]:
         for origin in origins:
-            if "*" in origin and origin != "*":
+            if origin == "*":
+                continue
+            if "*" in origin:
                 raise ValueError(
                     f"{origin!r} is a pattern, and origins are compared as text: write each origin, like "
                     "https://app.example.com; or * for any"
                 )
-            parts = urlsplit(origin)
-            usual = {"http": 80, "https": 443}.get(parts.scheme)
-            is_one = usual and parts.hostname and _has_valid_port(parts) and parts.port != usual
-            if origin != "*" and not (is_one and origin == f"{parts.scheme}://{parts.netloc}" and not parts.username):
+            if not _is_origin(origin.lower()):
                 raise ValueError(
                     f"{origin!r} is no origin: write it like https://app.example.com, in small letters, with no path, "
                     "no / at its end and no port that is the usual one; or * for any"
@@ -276,13 +279,10 @@ def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
     Raises SettingsError with all problems.
     """
     data, problems = read_file(path)
-    try:
-        return build_settings(data, env, problems)
-    except SettingsError as error:
-        if all("is not a known key" in problem for problem in error.problems) and "vllm" in data:
-            looks = f"file: looks like a replica's file: kvgate replica-command --config {path} checks it"
-            raise SettingsError([f"{looks}. A gateway's file is like configs/gateway.yaml"]) from None
-        raise
+    if "vllm" in data and not data.keys() & (GatewaySettings.model_fields.keys() - _OF_REPLICAS_TOO):
+        looks = f"file: looks like a replica's file: kvgate replica-command --config {path} checks it"
+        raise SettingsError([f"{looks}. A gateway's file is like configs/gateway.yaml"])
+    return build_settings(data, env, problems)
 
 
 def build_settings(
@@ -299,6 +299,17 @@ def checked_redis_url(url: str) -> str:
     except StoreDown as error:
         raise ValueError(str(error)) from None
     return url
+
+
+def _is_origin(text: str) -> bool:
+    """Whether a browser sends it as the origin of a page."""
+    if not _ORIGIN.fullmatch(text):
+        return False
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # brackets without an IPv6 address
+        return False
+    return _has_valid_port(parts) and parts.port != {"http": 80, "https": 443}[parts.scheme]
 
 
 def _has_valid_port(parts: SplitResult) -> bool:

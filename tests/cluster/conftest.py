@@ -13,7 +13,11 @@ from tests.cluster.ledger import Ledger
 
 # One token of an answer takes 20 ms: a stream of 4 000 tokens stays open longer than a test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
-CONFIG = {"redis": {"budget_ms": 2000}, "policy": {"allow_header": True}, "health": {"interval_s": 0.5, "timeout_s": 5}}
+CONFIG = {
+    "redis": {"budget_ms": 2000, "overdue_ms": 5000},
+    "policy": {"allow_header": True},
+    "health": {"interval_s": 0.5, "timeout_s": 5},
+}
 
 
 @pytest.fixture(scope="package")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import redis.asyncio as redis
@@ -68,20 +68,26 @@ async def test_a_place_that_this_process_has_kept_beyond_its_budget_is_not_sent(
 ) -> None:
     declare = pool._declare
 
-    def busily(request: PlaceRequest) -> bool:
-        until_s = time.monotonic() + BUDGET_S
-        while time.monotonic() < until_s:
-            pass
-        return declare(request)
+    def busy(share_of_budget: float) -> Callable[[PlaceRequest], bool]:
+        def busily(request: PlaceRequest) -> bool:
+            until_s = time.monotonic() + BUDGET_S * share_of_budget
+            while time.monotonic() < until_s:
+                pass
+            return declare(request)
 
+        return busily
+
+    limit = pool._window.limit
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "_declare", busily)
+        patch.setattr(pool, "_declare", busy(1))
         with pytest.raises(StoreLate, match="this process was too busy"):
             await pool.place(request("late", chain(1, 2)))
-    await drained(pool)
-    assert await left_behind(client) == {}
-    assert not await chain_of(client, chain(1, 2)[-1])
-    await place(pool, "next", chain(1, 2))  # its place in the window is free
+        await drained(pool)
+        assert await left_behind(client) == {}
+        assert not await chain_of(client, chain(1, 2)[-1])
+        assert (pool._window.taken, pool._window.limit) == (0, limit)
+        patch.setattr(pool, "_declare", busy(0.5))
+        assert await pool.place(request("in time", chain(1, 2)))
 
 
 async def test_a_cancelled_place_leaves_nothing_either(

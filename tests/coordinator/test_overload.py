@@ -321,3 +321,18 @@ async def test_a_place_in_the_window_is_not_lost_if_its_taker_is_cancelled_in_th
     waiting.cancel()
     await asyncio.wait([waiting])
     assert window.taken == 0
+
+
+async def test_a_place_in_the_window_goes_to_nobody_whose_time_is_over() -> None:
+    """On a busy event loop, timers come late. Each of many waiters would hold a place that others could use."""
+    window = PlacingWindow(1.0)
+    window.limit = 1.0
+    assert window.take()
+    now_s = asyncio.get_running_loop().time()
+    waiting = [asyncio.ensure_future(window.wait(now_s + patience_s)) for patience_s in (0.01, 0.01, 60)]
+    await asyncio.sleep(0)
+    while asyncio.get_running_loop().time() < now_s + 0.02:
+        pass
+    window.give_back()
+    late, as_late, in_time = await asyncio.gather(*waiting, return_exceptions=True)
+    assert (type(late), type(as_late), in_time, window.taken) == (StoreLate, StoreLate, None, 1)

@@ -56,7 +56,9 @@ def counted(number: int, what: str) -> str:
 
 def check_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A gateway's YAML configuration.")],
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning, too.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 also if there is a warning, or no replica.")
+    ] = False,
 ) -> None:
     """Check a configuration, field by field.
 
@@ -79,7 +81,7 @@ def check_config(
     if not settings.replicas and not followed:
         but = "no replicas and no discovery: every request will be answered 503 (kvgate up --config adds its replicas)"
         typer.echo(f"{file}: OK, but {but}")
-        return
+        raise typer.Exit(int(strict))
     replicas = counted(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
 

@@ -119,10 +119,10 @@ def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
 
 def not_used(plan: Plan, base: Mapping[str, Any]) -> list[str]:
     """The fields of the base that say something else than the plan, which counts; each with the option to say it."""
-    url, port = base.get("redis", {}).get("url"), base.get("port", plan.port)
+    url, port = base.get("redis", {}).get("url"), base.get("port", Plan.port)
     fields = {
         "replicas (--replica)": bool(base.get("replicas")) and not plan.fronted,
-        "port (--port)": port != plan.port,
+        "port (--port)": port != Plan.port == plan.port,
         "redis.url (--redis-url)": url is not None and plan.redis_url is None,
     }
     return [field for field, is_left_out in fields.items() if is_left_out]

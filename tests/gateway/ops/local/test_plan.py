@@ -93,7 +93,7 @@ def test_the_base_is_kept_where_the_cluster_does_not_decide(tmp_path: Path) -> N
 def test_what_the_base_says_in_vain_is_named_with_the_option_that_says_it(tmp_path: Path) -> None:
     base = {"port": 9099, "replicas": [{"id": "a", "url": "http://h:1"}], "redis": {"url": "redis://other"}}
     assert not_used(Plan(tmp_path), base) == ["replicas (--replica)", "port (--port)", "redis.url (--redis-url)"]
-    assert not_used(Plan(tmp_path, port=9099, fronted=(REPLICAS[0],), redis_url="redis://h"), base) == []
+    assert not_used(Plan(tmp_path, port=9098, fronted=(REPLICAS[0],), redis_url="redis://h"), base) == []
     assert not_used(Plan(tmp_path), {"redis": {"budget_ms": 50}, "replicas": []}) == []
 
 
