@@ -215,8 +215,12 @@ def tls_front(sim: SimReplica, own: tuple[Path, Path], client: Path) -> Iterator
     told: queue.Queue[tuple[int, Callable[[], object]]] = queue.Queue()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind = await asyncio.open_connection("127.0.0.1", sim.port)
-        await asyncio.gather(_copied(reader, behind[1]), _copied(behind[0], writer), return_exceptions=True)
+        back, forth = await asyncio.open_connection("127.0.0.1", sim.port)
+        try:
+            await asyncio.gather(_copied(reader, forth), _copied(back, writer), return_exceptions=True)
+        finally:  # one of the two may have ended with an error, or both with the server
+            forth.close()
+            writer.close()
 
     async def serve() -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
