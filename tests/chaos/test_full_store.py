@@ -21,6 +21,7 @@ from redis.exceptions import OutOfMemoryError
 from bench.cluster import running_cluster
 from coordinator.watch.key_samples import kind_of
 from gateway.ops.local.cluster_status import cluster_status
+from tests.api.stage import PATIENT_REDIS
 from tests.chaos.stage import Stage
 from tests.cluster.clients import Load, ask, is_complete, running_load
 from tests.cluster.ledger import Ledger
@@ -34,7 +35,7 @@ LIMIT_MB = 100
 OPTIONS = ("--maxmemory", f"{LIMIT_MB}mb", "--maxmemory-policy", "volatile-lru", "--notify-keyspace-events", "E$e")
 # The budget is long: a fallback because the machine is busy with chunks would look like a refused write.
 CONFIG: dict[str, Any] = {
-    "redis": {"budget_ms": 2000, "overdue_ms": 5000},
+    "redis": PATIENT_REDIS,
     "health": {"interval_s": 0.5, "timeout_s": 5},
 }
 CHUNK_TTL_S = 3600

@@ -13,13 +13,14 @@ import redis.asyncio as redis
 
 from bench.cluster import Cluster, running_gateways, running_replicas
 from coordinator.keys import PoolKeys
+from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import Load, ask, prose, running_load
 from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_groups import RedisCluster, running_redis_cluster
 
 CONFIG: dict[str, Any] = {
-    "redis": {"budget_ms": 2000, "overdue_ms": 5000},
+    "redis": PATIENT_REDIS,
     "health": {"interval_s": 0.25, "timeout_s": 1},
 }
 

@@ -9,12 +9,13 @@ import pytest
 import redis.asyncio as redis
 
 from bench.cluster import Cluster, running_cluster
+from tests.api.stage import PATIENT_REDIS
 from tests.cluster.ledger import Ledger
 
 # One token of an answer takes 20 ms: a stream of 4 000 tokens stays open longer than a test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG = {
-    "redis": {"budget_ms": 2000, "overdue_ms": 5000},
+    "redis": PATIENT_REDIS,
     "policy": {"allow_header": True},
     "health": {"interval_s": 0.5, "timeout_s": 5},
 }

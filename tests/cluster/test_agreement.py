@@ -11,6 +11,7 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, running_cluster
 from bench.load import Spread, pinned_spread, random_spread, run
 from bench.workloads import shared_contexts
+from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import ask
 from tests.cluster.gateways import another_gateway
 from tests.cluster.ledger import Ledger
@@ -21,7 +22,7 @@ WARM_UP, REQUESTS = 40, 160
 # 9 documents and 3 images have 32 000 tokens: one replica can hold half of them, three together hold all.
 CONTEXTS = {"documents": 9, "images": 3}
 REPLICA_ARGUMENTS = ("--speed", "40", "--num-gpu-blocks", "1024")
-CONFIG = {"redis": {"budget_ms": 2000, "overdue_ms": 5000}}
+CONFIG = {"redis": PATIENT_REDIS}
 AS_GOOD_AS = 0.03
 """`python -m bench.routing --mixes contexts` sends 2 000 requests and finds a difference of 0.1 %."""
 

@@ -118,11 +118,12 @@ def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def not_used(plan: Plan, base: Mapping[str, Any]) -> list[str]:
-    """The fields of the base that say something else than the plan, which counts; each with the option to say it."""
-    url, port = base.get("redis", {}).get("url"), base.get("port", Plan.port)
+    """The fields of the base that do not count, because options decide; each with the option that was not given."""
+    url = base.get("redis", {}).get("url")
+    has_given_port = plan.port != Plan.port
     fields = {
         "replicas (--replica)": bool(base.get("replicas")) and not plan.fronted,
-        "port (--port)": port != Plan.port == plan.port,
+        "port (--port)": not has_given_port and base.get("port", plan.port) != plan.port,
         "redis.url (--redis-url)": url is not None and plan.redis_url is None,
     }
     return [field for field, is_left_out in fields.items() if is_left_out]
