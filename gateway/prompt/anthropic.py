@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from gateway.errors import bad_field
 from gateway.prompt.fields import Json, list_at, object_at, utf8
 from gateway.prompt.images import identify_image_data
 from gateway.prompt.parts import BILLING_HEADER, write_content_text
-from gateway.prompt.root import CHAT, CacheScope, write_root, write_tools
+from gateway.prompt.root import CHAT, CacheScope, write_option, write_root, write_tools
 from gateway.prompt.turns import Named, ToolCall, Turn, write_turns
 from gateway.prompt.writer import PromptWriter
+
+_TOOL_CHANGES: Final = ("tool_addition", "tool_removal")
 
 
 def read_anthropic(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
     """A Messages request."""
     write_root(writer, scope, CHAT, {**body, "reasoning_effort": _reasoning_effort(body)})
-    tools, choice = body.get("tools"), body.get("tool_choice")
-    if isinstance(tools, list):
+    messages = list_at(body.get("messages"), "messages")
+    writer.expect_messages(len(messages), "messages")
+    if changes := [change for message in messages for change in _tool_changes(writer, message)]:
+        write_option(writer, "tool_changes", changes)
+    if isinstance(tools := body.get("tools"), list):
         writer.steps.take(len(tools))
         tools = [_chat_tool(tool) for tool in tools]
-    write_tools(writer, tools, hidden=isinstance(choice, dict) and choice.get("type") == "none")
+    write_tools(writer, tools)
     writer.end_root()
 
     turns = []
     if (system := body.get("system")) is not None:
         turns += _system_turn(writer, Named("system", "system"), Named(system, "system"))
-    messages = list_at(body.get("messages"), "messages")
-    writer.expect_messages(len(messages), "messages")
     for index, message in enumerate(messages):
         turns += _message_turns(writer, message, f"messages[{index}]")
     write_turns(writer, turns)
@@ -39,6 +43,20 @@ def _reasoning_effort(body: dict[str, Json]) -> Json:
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         return "none"
     return output.get("effort") if isinstance(output, dict) else None
+
+
+def _tool_changes(writer: PromptWriter, message: Json) -> list[Json]:
+    """The blocks of a system message that add tools or remove them. vLLM changes its list of tools by them, which is at
+    the beginning of the prompt."""
+    blocks = message.get("content") if isinstance(message, dict) and message.get("role") == "system" else None
+    if not isinstance(blocks, list):
+        return []
+    writer.steps.take(len(blocks))
+    return [
+        [block["type"], block.get("tool")]
+        for block in blocks
+        if isinstance(block, dict) and block.get("type") in _TOOL_CHANGES
+    ]
 
 
 def _chat_tool(tool: Json) -> Json:

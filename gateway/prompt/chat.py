@@ -8,11 +8,15 @@ from gateway.errors import bad_field
 from gateway.prompt import stream as tags
 from gateway.prompt.fields import Json, list_at, object_at, sorted_json, utf8
 from gateway.prompt.parts import drop_uuids, write_content_text, write_parts
-from gateway.prompt.root import CHAT, EMBEDDING_CHAT, CacheScope, write_root, write_tools
+from gateway.prompt.root import CHAT, EMBEDDING_CHAT, CacheScope, write_flags, write_root, write_tools
 from gateway.prompt.writer import PromptWriter
 
 KEYED_MESSAGES: Final = 16
 """A key ends after each of the last 16 messages. A next turn that adds fewer than 16 finds this turn's tip."""
+
+_ROOT_FLAGS: Final = (("add_special_tokens", False),)
+# This flag and `add_generation_prompt` change only the end of the prompt, so they are written behind the messages.
+_CONTINUES: Final = ("continue_final_message", False)
 
 _MESSAGE_FIELDS: Final = frozenset(
     {"role", "content", "name", "tool_call_id", "reasoning", "reasoning_content", "tool_calls"}
@@ -24,28 +28,28 @@ _FUNCTION_FIELDS: Final = frozenset({"name", "arguments"})
 
 def read_chat(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
     """A chat completion, or the tokenization of one."""
-    flags = (("add_special_tokens", False), ("add_generation_prompt", True), ("continue_final_message", False))
-    write_root(writer, scope, CHAT, body, flags)
+    write_root(writer, scope, CHAT, body, _ROOT_FLAGS)
     _write_conversation(writer, body, body.get("messages"), "messages")
+    write_flags(writer, body, (("add_generation_prompt", True), _CONTINUES))
 
 
 def read_embedding_chat(
     writer: PromptWriter, body: dict[str, Json], scope: CacheScope, messages: Json, param: str
 ) -> None:
     """An embedding of a conversation, or of several, of which the first one stands for the request."""
-    flags = (("add_special_tokens", False), ("add_generation_prompt", False), ("continue_final_message", False))
-    write_root(writer, scope, EMBEDDING_CHAT, body, flags)
+    write_root(writer, scope, EMBEDDING_CHAT, body, _ROOT_FLAGS)
     if isinstance(messages, list) and messages and isinstance(messages[0], list):
         for conversation in messages[1:]:
             drop_uuids(writer, conversation)
         messages, param = messages[0], f"{param}[0]"
     _write_conversation(writer, body, messages, param)
+    write_flags(writer, body, (("add_generation_prompt", False), _CONTINUES))
 
 
 def _write_conversation(writer: PromptWriter, body: dict[str, Json], messages: Json, param: str) -> None:
     # These change the decoded image. Engines hash them with it, but some vLLM versions do not if the image has a uuid.
     writer.pins_images = not body.get("media_io_kwargs")
-    write_tools(writer, body.get("tools"), hidden=body.get("tool_choice") == "none")
+    write_tools(writer, body.get("tools"))
     writer.end_root()
     count = len(list_at(messages, param))
     writer.expect_messages(count, param)

@@ -32,7 +32,7 @@ def read_responses(writer: PromptWriter, body: dict[str, Json], scope: CacheScop
     if isinstance(tools, list):
         writer.steps.take(len(tools))
         tools = [_chat_tool(tool) for tool in tools]
-    write_tools(writer, tools, hidden=body.get("tool_choice") == "none")
+    write_tools(writer, tools)
     writer.end_root()
     write_turns(writer, _turns(writer, body))
 

@@ -33,6 +33,10 @@ _TOOL_FIELDS: Final = ("type", "function")
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters")
 
 
+Flags = Iterable[tuple[str, bool]]
+"""Boolean parameters with their defaults."""
+
+
 class CacheScope(NamedTuple):
     """Prompts with different scopes share no KV cache, so they share no key."""
 
@@ -46,12 +50,9 @@ def write_root(
     scope: CacheScope,
     kind: bytes,
     options: dict[str, Json],
-    flags: Iterable[tuple[str, bool]] = (),
+    flags: Flags = (),
 ) -> None:
-    """Write the root without the tools.
-
-    `flags` are boolean parameters with their defaults. A flag that has its default value is left out.
-    """
+    """Write the root without the tools."""
     writer.stream.framed(_beginning(kind, utf8(scope.root_model, "model")))
     writer.optional_field(tags.ADAPTER, scope.adapter, "model")
     writer.optional_field(tags.CACHE_SALT, scope.cache_salt, "cache_salt")
@@ -59,6 +60,11 @@ def write_root(
         for name in _OPTIONS:
             if (value := options.get(name)) is not None:
                 write_option(writer, name, value)
+    write_flags(writer, options, flags)
+
+
+def write_flags(writer: PromptWriter, options: dict[str, Json], flags: Flags) -> None:
+    """The flags that differ from their defaults."""
     for name, default in flags:
         if (value := options.get(name)) is not None and value is not default:
             write_option(writer, name, value)
@@ -75,15 +81,14 @@ def write_option(writer: PromptWriter, name: str, value: Json) -> None:
     writer.stream.field(tags.OPTION, name.encode(), data)
 
 
-def write_tools(writer: PromptWriter, tools: Json, *, hidden: bool) -> None:
+def write_tools(writer: PromptWriter, tools: Json) -> None:
     """Tool definitions in OpenAI's chat form. They are written as text, so that grid boundaries fall inside long lists.
 
-    `hidden`: tool_choice is "none"; then some engines leave the tools out.
+    vLLM shows the model the tools whatever `tool_choice` is, so agents that end with "none" keep their prefix.
+    With --exclude-tools-when-tool-choice-none it does not; then such a prompt is taken for one that is cached.
     """
     if not tools:
         return
-    if hidden:
-        write_option(writer, "tool_choice", "none")
     writer.steps.take(len(list_at(tools, "tools")))
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"

@@ -102,7 +102,7 @@ def chat_prompt(replica: SimReplica, body: dict[str, Any], lora: str | None) -> 
     return render_chat(
         fields.sequence(body, "messages"),
         replica.images,
-        tools=fields.sequence(body, "tools") if body.get("tool_choice") != "none" else (),
+        tools=fields.sequence(body, "tools"),
         template_kwargs=fields.mapping(body, "chat_template_kwargs"),
         generation_prompt=generation_prompt,
         continue_final_message=continue_final_message,

@@ -100,10 +100,21 @@ def test_tool_results_are_messages_in_front_of_what_the_user_says() -> None:
 def test_tools_and_effort_are_those_of_chat() -> None:
     assert keys(HELLO, tools=[TOOL]) == chat_keys(HELLO, tools=[CHAT_TOOL])
     assert keys(HELLO, tools=[{**TOOL, "cache_control": {}, "type": "custom"}]) == chat_keys(HELLO, tools=[CHAT_TOOL])
-    hidden = keys(HELLO, tools=[TOOL], tool_choice={"type": "none"})
-    assert hidden == chat_keys(HELLO, tools=[CHAT_TOOL], tool_choice="none")
+    for choice in ({"type": "none"}, {"type": "any"}, {"type": "tool", "name": "f"}):
+        assert keys(HELLO, tools=[TOOL], tool_choice=choice) == chat_keys(HELLO, tools=[CHAT_TOOL])
     assert keys(HELLO, output_config={"effort": "low"}) == chat_keys(HELLO, reasoning_effort="low")
     assert keys(HELLO, thinking={"type": "disabled"}) == chat_keys(HELLO, reasoning_effort="none")
+
+
+def test_a_tool_that_is_added_or_removed_later_changes_the_beginning_of_the_prompt() -> None:
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": TOOL}}
+    removed = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": TOOL["name"]}}
+    plain, with_added, with_removed = (
+        set(keys(HELLO, {"role": "system", "content": [text("note"), *change]}, tools=[TOOL]))
+        for change in ([], [added], [removed])
+    )
+    assert plain.isdisjoint(with_added | with_removed)
+    assert with_added.isdisjoint(with_removed)
 
 
 def test_a_schema_without_a_type_is_that_of_an_object() -> None:

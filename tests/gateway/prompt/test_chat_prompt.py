@@ -53,7 +53,12 @@ SDK_ECHO = {"refusal": None, "annotations": [], "audio": None, "function_call": 
         (chat(call("{}")), chat(call("[]"))),
         (chat(user("hi"), tools=[TOOL]), chat(user("hi"), tools=[TOOL_REORDERED])),
         (chat(user("hi"), tools=[TOOL]), chat(user("hi"), tools=[{**TOOL, "cache_control": {}}])),
-        (chat(user("hi"), tools=[TOOL]), chat(user("hi"), tools=[TOOL], tool_choice="auto")),
+        *(
+            (chat(user("hi"), tools=[TOOL]), chat(user("hi"), tools=[TOOL], tool_choice=choice))
+            for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "f"}})
+        ),
+        (chat(user("hi"), tools=[TOOL]), chat(user("hi"), tools=[TOOL], parallel_tool_calls=False)),
+        (chat(user("hi")), chat(user("hi"), response_format={"type": "json_object"})),
         (chat(user("hi")), chat(user("hi"), tools=[])),
         (chat(user("hi")), chat(user("hi"), tool_choice="none")),
         (chat(user("hi")), chat(user("hi"), add_generation_prompt=True, add_special_tokens=False)),
@@ -93,7 +98,6 @@ def test_requests_that_render_alike_are_the_same_prompt(one: dict[str, Any], oth
         (chat(user("x-anthropic-billing-header: a")), chat(user("x-anthropic-billing-header: b"))),
         (chat(user("hi")), chat(user("hi"), tools=[TOOL])),
         (chat(user("hi"), tools=[TOOL]), chat(user("hi"), tools=[TOOL, TOOL])),
-        (chat(user("hi"), tools=[TOOL]), chat(user("hi"), tools=[TOOL], tool_choice="none")),
         (chat(user("hi")), chat(user("hi"), chat_template="{{ x }}")),
         (chat(user("hi")), chat(user("hi"), documents=[{"title": "t", "text": "x"}])),
         (chat(user("hi")), chat(user("hi"), reasoning_effort="low")),
@@ -106,6 +110,12 @@ def test_requests_that_render_alike_are_the_same_prompt(one: dict[str, Any], oth
 )  # fmt: skip
 def test_requests_that_render_otherwise_are_not(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert read(one).keys[-1] != read(other).keys[-1]
+
+
+def test_how_the_prompt_ends_changes_only_the_tip() -> None:
+    plain = read(chat(user("hi"), user("go on")))
+    for ending in ({"continue_final_message": True, "add_generation_prompt": False}, {"add_generation_prompt": False}):
+        assert read(chat(user("hi"), user("go on"), **ending)).keys[:-1] == plain.keys
 
 
 @pytest.mark.parametrize(

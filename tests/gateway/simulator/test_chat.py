@@ -90,10 +90,12 @@ async def test_a_forced_tool_is_called_with_arguments_that_fit_its_schema(
     assert streamed == call.function.arguments
 
 
-async def test_tools_are_rendered_into_the_prompt(replica: RunningReplica) -> None:
+async def test_tools_are_rendered_into_the_prompt_whatever_the_tool_choice(replica: RunningReplica) -> None:
     without = await replica.chat("hello")
     with_tools = await replica.chat("hello", tools=_TOOLS)
+    none_chosen = await replica.chat("hello", tools=_TOOLS, tool_choice="none")
     assert with_tools["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"]
+    assert none_chosen["usage"]["prompt_tokens"] == with_tools["usage"]["prompt_tokens"]
 
 
 async def test_a_repeated_prompt_is_served_from_the_cache(replica: RunningReplica) -> None:
