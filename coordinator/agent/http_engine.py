@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from coordinator.agent.control_client import ControlClient, ControlError
-from coordinator.engine.facts import base_card, parse_metrics, parse_models
+from coordinator.engine.facts import base_card, chosen_rank, parse_metrics, parse_models
 from coordinator.engine.lmcache_server import parse_speeds, parse_tier
 from coordinator.keys import pool_slug
 from coordinator.lmcache_chunks import ChunkTier
@@ -177,7 +177,10 @@ class HttpEngine:
 def event_endpoints(sources: Any, url: str, dp_rank: int | None) -> tuple[str, str]:
     """Where a rank publishes and replays events. `sources` is the answer of /kv_event_sources: each rank's publisher
     configuration. A wildcard is replaced by the replica's host."""
-    source = sources.get(str(dp_rank or 0)) if isinstance(sources, dict) else None
+    if not isinstance(sources, dict):
+        return "", ""
+    ranks = [int(rank) for rank in sources if _NUMBERS.fullmatch(rank)]
+    source = sources.get(str(chosen_rank(ranks, dp_rank)))
     if not isinstance(source, dict) or source.get("publisher") != "zmq":
         return "", ""
     host = urlsplit(url).hostname or "127.0.0.1"

@@ -7,7 +7,7 @@ server that is not vLLM may have neither root nor metrics; then nothing is assum
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
@@ -62,11 +62,18 @@ class EngineFacts:
     """The start time of the engine process in hex milliseconds: every gateway reads the same."""
     block_size: int = 0
     """Tokens in one block of its cache."""
-    engines: int = 1
-    """Data-parallel ranks behind this one address."""
+    ranks: tuple[int, ...] = ()
+    """The data-parallel ranks behind this one address, of all ranks of the deployment."""
     figures: dict[str, float] = field(default_factory=dict)
     """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens, generated_tokens; prefills with
     their prefill_s and prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of loads from CPU memory."""
+
+    def place_of(self, dp_rank: int) -> int | None:
+        """What X-data-parallel-rank calls this rank: vLLM counts a server's own ranks from 0. None if the server has
+        only one."""
+        if dp_rank not in self.ranks:
+            return dp_rank
+        return self.ranks.index(dp_rank) if len(self.ranks) > 1 else None
 
 
 def parse_models(document: Any) -> list[ModelCard]:
@@ -93,33 +100,43 @@ def base_card(cards: list[ModelCard]) -> ModelCard | None:
 
 
 def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
-    """The facts in a Prometheus exposition, those of `dp_rank` among data-parallel ranks. Other text has none."""
-    engines: set[str] = set()
-    figures: dict[str, float] = {}
-    config = ""
+    """The facts in a Prometheus exposition. Other text has none.
+
+    They are those of `dp_rank`; without one, those of the only rank, or of rank 0 among several. With vLLM's external
+    load balancing each server has one rank, under its number in the whole deployment."""
+    figures: dict[int, dict[str, float]] = {}
+    configs: dict[int, str] = {}
+    ranks: set[int] = set()
     for sample in _samples(text):
         name, labels = sample["name"], sample["labels"] or ""
         found = _ENGINE.search(labels)
+        rank = _whole(found[1]) if found else 0
         if found:
-            engines.add(found[1])
-        if (found[1] if found else "0") != str(dp_rank or 0):
-            continue
+            ranks.add(rank)
         if name == _CACHE_CONFIG:
-            config = labels
+            configs[rank] = labels
         elif name in _FIGURES:
-            figures[_FIGURES[name]] = _number(sample["value"])
+            figures.setdefault(rank, {})[_FIGURES[name]] = _number(sample["value"])
         elif _SOURCE_HOST.search(labels):
-            figures["cpu_loaded_tokens"] = _number(sample["value"])
-    cache = dict(_LABEL.findall(config))
+            figures.setdefault(rank, {})["cpu_loaded_tokens"] = _number(sample["value"])
+    rank = chosen_rank(ranks, dp_rank)
+    cache = dict(_LABEL.findall(configs.get(rank, "")))
     block_size = _whole(cache.get("block_size"))
     started = _STARTED.search("\n" + text)
     return EngineFacts(
         capacity_tokens=min(block_size * _whole(cache.get("num_gpu_blocks")), _MAX_CAPACITY_TOKENS),
         started=_hex_ms(started[1]) if started else "",
         block_size=block_size,
-        engines=max(1, len(engines)),
-        figures=figures,
+        ranks=tuple(sorted(ranks)),
+        figures=figures.get(rank, {}),
     )
+
+
+def chosen_rank(ranks: Collection[int], dp_rank: int | None) -> int:
+    """The rank that a replica is: `dp_rank`; without one, the only one of `ranks`, else 0."""
+    if dp_rank is None and len(ranks) == 1:
+        return next(iter(ranks))
+    return dp_rank or 0
 
 
 def cache_settings(text: str) -> dict[str, str]:

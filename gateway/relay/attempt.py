@@ -60,7 +60,7 @@ class Attempts:
         self._max_attempts = settings.retries.max_attempts
         self._keep_alive_s = settings.queue.keep_alive_s
         self._budget = RetryBudget(settings.retries)
-        self._dp_ranks = {r.id: str(r.dp_rank) for r in settings.replicas if r.dp_rank is not None}
+        self._dp_ranks = {r.id: r.dp_rank for r in settings.replicas if r.dp_rank is not None}
         self._deadlines = Deadlines()
         self._router = router
         self._fleet = fleet
@@ -247,7 +247,9 @@ class Attempts:
     def _headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
         headers = {}
         if (rank := self._dp_ranks.get(ticket.replica)) is not None:
-            headers["x-data-parallel-rank"] = rank
+            member = self._fleet.members.get(ticket.replica)
+            if (place := member.facts.place_of(rank) if member else rank) is not None:
+                headers["x-data-parallel-rank"] = str(place)
         priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None
         if priority is not None:  # 0, too: a body may name another one
             headers["x-vllm-priority"] = str(priority)

@@ -188,10 +188,10 @@ class HealthChecks:
             facts, member.lacks_metrics = member.facts, True
         else:
             member.lacks_metrics = False
-        if facts.engines > 1 and member.dp_rank is None:
+        if len(facts.ranks) > 1 and member.dp_rank is None:
             raise UpstreamError(
                 "refused",
-                f"a data-parallel server with {facts.engines} ranks behind one address: list it once per rank, "
+                f"a data-parallel server with {len(facts.ranks)} ranks behind one address: list it once per rank, "
                 "each with its own id and dp_rank",
             )
         member.facts = facts if facts.started else replace(facts, started=member.facts.started)

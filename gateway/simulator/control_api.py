@@ -40,7 +40,8 @@ async def kv_event_sources(replica: SimReplica, request: web.Request) -> web.Str
     """Each rank's publisher; empty if KV events are off."""
     if replica.settings.version < _EVENT_SOURCES_SINCE:
         return await not_found(replica, request)
-    return web.json_response({rank: publisher.config() for rank, publisher in enumerate(replica.publishers)})
+    ranks = zip(replica.settings.ranks, replica.publishers, strict=False)  # there may be no publishers
+    return web.json_response({rank: publisher.config() for rank, publisher in ranks})
 
 
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:

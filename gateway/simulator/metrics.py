@@ -95,13 +95,13 @@ class _EngineCollector(Collector):
         finished = CounterMetricFamily(
             "vllm:request_success", "Finished requests.", labels=(*_LABELS, "finished_reason")
         )
-        for rank, engine in enumerate(self._engines):
+        for rank, engine in zip(self._settings.ranks, self._engines, strict=True):
             for reason in {*_FINISHED_REASONS, *engine.stats.requests}:
                 finished.add_metric((self._model_name, str(rank), reason), engine.stats.requests[reason])
         yield finished
         for name, value in (("queries", self._images.queries), ("hits", self._images.hits)):
             family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
-            family.add_metric((self._model_name, "0"), value)
+            family.add_metric((self._model_name, str(self._settings.ranks[0])), value)
             yield family
         if self._settings.lmcache is None:  # the configured credit for loading applies; a measured one would be zero
             for name, read in _PREFILLS.items():
@@ -110,7 +110,7 @@ class _EngineCollector(Collector):
 
     def _of_prefills(self, name: str, read: Callable[[SimEngine], float]) -> Metric:
         family = HistogramMetricFamily(name, name, labels=_LABELS)
-        for rank, engine in enumerate(self._engines):
+        for rank, engine in zip(self._settings.ranks, self._engines, strict=True):
             count = [("+Inf", float(engine.stats.prefills))]
             family.add_metric((self._model_name, str(rank)), count, read(engine))
         return family
@@ -118,7 +118,7 @@ class _EngineCollector(Collector):
     def _per_engine(
         self, family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[SimEngine], float]
     ) -> Metric:
-        for rank, engine in enumerate(self._engines):
+        for rank, engine in zip(self._settings.ranks, self._engines, strict=True):
             family.add_metric((self._model_name, str(rank)), read(engine))
         return family
 
@@ -128,7 +128,7 @@ class _EngineCollector(Collector):
             "Information of the LLMEngine CacheConfig",
             labels=("block_size", "num_gpu_blocks", "enable_prefix_caching", "engine"),
         )
-        for rank in range(len(self._engines)):
+        for rank in self._settings.ranks:
             values = (str(self._settings.block_size), str(self._settings.num_gpu_blocks), "True", str(rank))
             info.add_metric(values, 1)
         return info

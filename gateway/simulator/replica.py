@@ -69,18 +69,17 @@ class SimReplica:
         self.images = ImageReader()
         self.faults = Faults(self._forget_idle, self._stall)
         self.metrics = SimMetrics(settings, self.images)
-        ranks = range(settings.data_parallel)
-        self.publishers = [EventPublisher(settings, rank, self.faults) for rank in ranks if settings.events]
+        self.publishers = [EventPublisher(settings, rank, self.faults) for rank in settings.ranks if settings.events]
         told = settings.lmcache
         self.lmcache = None if told is None else SimLmcache(told, settings.model_root, settings.speed)
         self.engines = [
             SimEngine(
                 settings,
                 *self.metrics.observers(rank),
-                publish=self.publishers[rank].publish if settings.events else None,
+                publish=self.publishers[place].publish if settings.events else None,
                 lmcache=self.lmcache,
             )
-            for rank in ranks
+            for place, rank in enumerate(settings.ranks)
         ]
         self.metrics.watch(self.engines)
         self.tasks = Tasks()
@@ -98,9 +97,9 @@ class SimReplica:
         except OSError:
             self._unbind()
             raise
-        for rank, publisher in enumerate(self.publishers):
+        for rank, publisher in zip(self.settings.ranks, self.publishers, strict=False):  # there may be no publishers
             self.tasks.spawn(publisher.serve_replays(), f"replays of rank {rank}")
-        for rank, engine in enumerate(self.engines):
+        for rank, engine in zip(self.settings.ranks, self.engines, strict=True):
             self.tasks.spawn(engine.run(), f"engine {rank}")
 
     async def close(self) -> None:
@@ -206,7 +205,8 @@ class SimReplica:
             raise bad_value(message, "input_tokens", limit + 1)
 
     def _engine_for(self, headers: Mapping[str, str]) -> SimEngine:
-        """The rank in the header, else the least loaded one. As in vLLM, a header that is no number is ignored."""
+        """The engine in the header, else the least loaded one. As in vLLM, the header counts this server's engines, and
+        it is ignored if it is no number."""
         rank = headers.get("X-data-parallel-rank", "")
         if rank.isascii() and rank.isdigit():
             if int(rank) >= len(self.engines):

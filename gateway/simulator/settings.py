@@ -74,7 +74,9 @@ class SimSettings:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
     data_parallel: int = 1
-    """Engines in this replica, each with a cache of its own; X-data-parallel-rank picks one."""
+    """Engines in this replica, each with a cache of its own; X-data-parallel-rank picks one, counted from 0."""
+    data_parallel_start_rank: int = 0
+    """The rank of the first engine. Servers that are started for each rank, or for each node, have different ones."""
 
     prefill_tokens_per_s: float = 10_000.0
     decode_s_per_token: float = 0.02
@@ -103,6 +105,10 @@ class SimSettings:
     """Report `usage.prompt_tokens_details.cached_tokens` where not 0
     (vLLM's --enable-prompt-tokens-details)."""
 
+    @property
+    def ranks(self) -> range:
+        return range(self.data_parallel_start_rank, self.data_parallel_start_rank + self.data_parallel)
+
     def __post_init__(self) -> None:
         positive = {
             "block_size": self.block_size,
@@ -116,7 +122,8 @@ class SimSettings:
         for name, value in positive.items():
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
-        for name, value in {"replay_steps": self.replay_steps, "cpu_blocks": self.cpu_blocks}.items():
+        for name in ("replay_steps", "cpu_blocks", "data_parallel_start_rank"):
+            value = getattr(self, name)
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
         if _VERSION.match(self.vllm_version) is None:

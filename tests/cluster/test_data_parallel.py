@@ -49,20 +49,37 @@ async def test_listed_without_a_rank_it_is_refused_with_what_to_do_instead(
         assert (await state(http, server))["requests"] == 0
 
 
+@pytest.mark.parametrize("first", [0, 2], ids=["a whole deployment", "the second node of one"])
 async def test_listed_once_per_rank_each_rank_is_a_replica_with_a_cache_of_its_own(
-    cluster: Cluster, http: httpx.AsyncClient, server: SimReplica
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path, first: int
 ) -> None:
-    ranks = [{"id": f"rank{rank}", "url": server.url, "dp_rank": rank} for rank in range(2)]
-    async with another_gateway(cluster, "ranked", replicas=ranks) as gateway:
-        texts = [prose(f"for a rank {n}") for n in range(8)]
-        asked = [await ask(http, gateway.url, text) for text in texts]
-        replicas = [answer.headers["x-kvgate-replica"] for answer in asked]
-        assert set(replicas) == {"rank0", "rank1"}
-        again = [await ask(http, gateway.url, text) for text in texts]
-        assert [answer.headers["x-kvgate-replica"] for answer in again] == replicas
-        assert all(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for answer in again)
+    arguments = ("--data-parallel", "2", "--data-parallel-start-rank", str(first), "--model", f"kvgate/ranks-{first}")
+    async with another_server(http, tmp_path, *arguments) as server:
+        ranks = [{"id": f"place{place}", "url": server.url, "dp_rank": first + place} for place in range(2)]
+        async with another_gateway(cluster, "ranked", replicas=ranks) as gateway:
+            texts = [prose(f"for a rank {n}") for n in range(8)]
+            asked = [await ask(http, gateway.url, text) for text in texts]
+            replicas = [answer.headers["x-kvgate-replica"] for answer in asked]
+            assert set(replicas) == {"place0", "place1"}
+            again = [await ask(http, gateway.url, text) for text in texts]
+            assert [answer.headers["x-kvgate-replica"] for answer in again] == replicas
+            assert all(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for answer in again)
+            recent = (await state(http, server))["recent"]
+            assert [f"place{one['headers']['X-data-parallel-rank']}" for one in recent] == replicas * 2
+
+
+async def test_a_server_of_one_rank_needs_no_rank_and_is_told_none(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    arguments = ("--data-parallel-start-rank", "1", "--model", "kvgate/one-rank")
+    async with another_server(http, tmp_path, *arguments) as server:
+        for name, rank in (("unnamed", {}), ("named", {"dp_rank": 1})):
+            listed = [{"id": name, "url": server.url, **rank}]
+            async with another_gateway(cluster, name, replicas=listed) as gateway:
+                answer = await ask(http, gateway.url, "hello")
+                assert answer.headers["x-kvgate-replica"] == name
         recent = (await state(http, server))["recent"]
-        assert [f"rank{one['headers']['X-data-parallel-rank']}" for one in recent] == replicas * 2
+        assert ["X-data-parallel-rank" in request["headers"] for request in recent] == [False, False]
 
 
 async def test_a_client_cannot_choose_the_rank(cluster: Cluster, http: httpx.AsyncClient, server: SimReplica) -> None:

@@ -106,6 +106,9 @@ def replica_sim(
     max_num_seqs: Annotated[int, Option(min=1, help="Requests that it runs at once.")] = _SIM.max_num_seqs,
     max_num_batched_tokens: Annotated[int, Option(min=1, help="Tokens of one step.")] = _SIM.max_num_batched_tokens,
     data_parallel: Annotated[int, Option(min=1, help="Engines in it, one per rank.")] = _SIM.data_parallel,
+    data_parallel_start_rank: Annotated[
+        int, Option(min=0, help="The rank of its first engine.")
+    ] = _SIM.data_parallel_start_rank,
     prefill_tokens_per_s: Annotated[float, Option(help="Tokens prefilled in a second.")] = _SIM.prefill_tokens_per_s,
     decode_s_per_token: Annotated[float, Option(help="Seconds of one decode step.")] = _SIM.decode_s_per_token,
     speed: Annotated[float, Option(help="Divides every simulated time; 0 means no delays at all.")] = _SIM.speed,

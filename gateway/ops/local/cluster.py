@@ -193,12 +193,9 @@ class LocalCluster:
             if publishes is None:
                 self._say(f"replica {replica.id} does not answer yet: {replica.url}")
             command = [*_KVGATE, "agent", "--replica", replica.id, "--url", replica.url]
-            if replica.events:
-                command += ["--events", replica.events]
-            if replica.replay:
-                command += ["--replay", replica.replay]
-            if replica.lmcache:
-                command += ["--lmcache", replica.lmcache]
+            for option in ("events", "replay", "lmcache", "dp_rank"):
+                if value := getattr(replica, option):
+                    command += [f"--{option.replace('_', '-')}", value]
             if self._namespace:
                 command += ["--redis-namespace", self._namespace]
             self._start("agent", agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))

@@ -31,6 +31,7 @@ class FrontedReplica:
     events: str = ""
     replay: str = ""
     lmcache: str = ""
+    dp_rank: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class Plan:
     detach: bool = False
 
 
-_FRONTED_FIELDS = frozenset({"id", "url", "events", "replay", "lmcache"})
+_FRONTED_FIELDS = frozenset({"id", "url", "events", "replay", "lmcache", "dp_rank"})
 
 
 def parse_fronted(text: str) -> FrontedReplica:
     """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…][,lmcache=http://…]`.
 
     `events` and `replay` are the engine's addresses for KV events, needed if it does not return them itself; `lmcache`
-    is the HTTP address of the LMCache server beside it.
+    is the HTTP address of the LMCache server beside it; `dp_rank` is its rank, if several share the url.
     """
     fields: dict[str, str] = {}
     for part in text.split(","):
@@ -66,6 +67,7 @@ def parse_fronted(text: str) -> FrontedReplica:
             raise ClusterError(
                 f"--replica {text}: {part!r} is not understood; write id=r0,url=http://host:port"
                 "[,events=tcp://host:port][,replay=tcp://host:port][,lmcache=http://host:port]"
+                "[,dp_rank=0]"
             )
         fields[name] = value
     for name in ("id", "url"):
@@ -78,6 +80,8 @@ def parse_fronted(text: str) -> FrontedReplica:
         raise ClusterError(f"--replica {text}: replay=… needs events=…")
     if "lmcache" in fields and not is_http(fields["lmcache"]):
         raise ClusterError(f"--replica {text}: lmcache must be the base of its HTTP server, http://host:port")
+    if "dp_rank" in fields and re.fullmatch(r"\d{1,9}", fields["dp_rank"], re.ASCII) is None:
+        raise ClusterError(f"--replica {text}: dp_rank must be the replica's rank in a data-parallel server: 0, 1, …")
     return FrontedReplica(**{name: value.rstrip("/") for name, value in fields.items()})
 
 
@@ -149,7 +153,10 @@ def gateway_config(
         "port": port,
         "shared_port": plan.port,
         "redis": {**base.get("redis", {}), "url": redis_url},
-        "replicas": [{"id": replica.id, "url": replica.url} for replica in replicas],
+        "replicas": [
+            {"id": replica.id, "url": replica.url} | ({"dp_rank": int(replica.dp_rank)} if replica.dp_rank else {})
+            for replica in replicas
+        ],
         "timeouts": {"grace_s": _GRACE_S, **base.get("timeouts", {})},
     }
     if plan.redis_namespace is not None:

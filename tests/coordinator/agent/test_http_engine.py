@@ -88,6 +88,14 @@ async def test_a_rank_has_endpoints_and_figures_of_its_own(server: Server, clien
     assert (snapshot.capacity_tokens, snapshot.waiting) == (3200, 4)
 
 
+async def test_a_server_of_one_rank_is_that_rank(server: Server, client: ControlClient) -> None:
+    server.answers["/metrics"] = "\n".join(line for line in METRICS.splitlines() if 'engine="0"' not in line)
+    server.answers["/kv_event_sources"] = {"1": source(5558)}
+    snapshot = await HttpEngine(client, server.url).look()
+    assert snapshot.events == "tcp://127.0.0.1:5558"
+    assert (snapshot.capacity_tokens, snapshot.waiting) == (3200, 4)
+
+
 async def test_a_rank_that_publishes_nothing_has_no_endpoints(server: Server, client: ControlClient) -> None:
     assert (await HttpEngine(client, server.url, dp_rank=7).look()).events == ""
 

@@ -16,13 +16,35 @@ process_start_time_seconds 1.79524843804e+09
 
 def test_capacity_and_start_time_come_from_vllms_metrics() -> None:
     facts = parse_metrics(METRICS, None)
-    assert facts == EngineFacts(2048 * 16, f"{1795248438040:x}", block_size=16, engines=1, figures={"running": 0.0})
+    assert facts == EngineFacts(2048 * 16, f"{1795248438040:x}", block_size=16, ranks=(0,), figures={"running": 0.0})
 
 
 def test_two_engines_behind_one_address_are_seen() -> None:
     second = METRICS.replace('engine="0"', 'engine="1"').replace("2048", "1024")
-    assert parse_metrics(METRICS + second, None).engines == 2
+    assert parse_metrics(METRICS + second, None).ranks == (0, 1)
     assert parse_metrics(METRICS + second, 1).capacity_tokens == 1024 * 16
+
+
+def test_the_only_rank_of_a_server_is_the_one_that_is_meant() -> None:
+    third = METRICS.replace('engine="0"', 'engine="3"')
+    alone, named = parse_metrics(third, None), parse_metrics(third, 3)
+    assert alone == named
+    assert (alone.ranks, alone.capacity_tokens) == ((3,), parse_metrics(METRICS, None).capacity_tokens)
+    assert alone.figures == parse_metrics(METRICS, None).figures != {}
+
+
+@pytest.mark.parametrize(
+    ("labels", "dp_rank", "place"),
+    [
+        ("01", 1, 1),  # vLLM balances all ranks itself
+        ("1", 1, None),  # a server for each rank: it refuses any other number than 0
+        ("23", 3, 1),  # a server for the ranks of each node
+        ("", 1, 1),  # no metrics
+    ],
+)
+def test_a_rank_is_named_by_its_place_on_its_server(labels: str, dp_rank: int, place: int | None) -> None:
+    text = "".join(f'vllm:num_requests_running{{engine="{label}"}} 0\n' for label in labels)
+    assert parse_metrics(text, dp_rank).place_of(dp_rank) == place
 
 
 def test_an_engines_figures_are_those_of_its_rank() -> None:
@@ -71,7 +93,7 @@ def test_lines_that_almost_match_do_not_hold_the_gateway_up(line: str) -> None:
 
 def test_only_so_many_samples_and_cards_are_looked_at() -> None:
     ranks = "".join(f'vllm:num_requests_running{{engine="{rank}"}} 1\n' for rank in range(10_000))
-    assert parse_metrics(ranks, None).engines == 8192
+    assert len(parse_metrics(ranks, None).ranks) == 8192
     assert len(parse_models({"data": [{"id": "m"}] * 10_000})) == 4096
 
 

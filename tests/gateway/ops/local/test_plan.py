@@ -38,8 +38,8 @@ def test_a_replica_may_say_where_its_events_are() -> None:
 
 
 def test_a_fronted_server_may_have_an_lmcache_server_beside_it() -> None:
-    text = "id=r0,url=http://h:1,lmcache=http://h:8080/"
-    assert parse_fronted(text) == FrontedReplica("r0", "http://h:1", lmcache="http://h:8080")
+    text = "id=r0,url=http://h:1,lmcache=http://h:8080/,dp_rank=1"
+    assert parse_fronted(text) == FrontedReplica("r0", "http://h:1", lmcache="http://h:8080", dp_rank="1")
 
 
 @pytest.mark.parametrize(
