@@ -17,6 +17,8 @@ Api = Literal["openai", "openai-responses", "anthropic"]
 """The API whose format errors have."""
 
 _DONE = (b"data: [DONE]", b"data:[DONE]")
+_OF_CHAT = ("max_completion_tokens", "max_tokens")
+_OF_AUDIO = ("max_completion_tokens",)
 _MESSAGE_STOP = (b"event: message_stop", b"event: error")
 _RESPONSE_ENDS = (
     b"event: response.completed",
@@ -56,6 +58,9 @@ class Endpoint:
     """Whether vLLM reads the header `X-Vllm-Priority` on this path."""
     stores_responses: bool = False
     """Whether the replica stores the answer under an id (OpenAI's `store`)."""
+    output_limits: tuple[str, ...] | None = None
+    """The fields of a body that limit the tokens of one choice, as vLLM reads them: the first one that is set counts.
+    Empty: the engine generates nothing. None: it is not known whether it does."""
 
     @property
     def label(self) -> str:
@@ -74,6 +79,7 @@ _RECORDS: Final = (
         reports_blocks=True,
         returns_token_ids=True,
         takes_priority=True,
+        output_limits=_OF_CHAT,
     ),
     Endpoint(
         "/v1/completions",
@@ -85,6 +91,7 @@ _RECORDS: Final = (
         reports_blocks=True,
         returns_token_ids=True,
         takes_priority=True,
+        output_limits=("max_tokens",),
     ),
     Endpoint(
         "/v1/responses",
@@ -96,6 +103,7 @@ _RECORDS: Final = (
         reports_blocks=True,
         stores_responses=True,
         takes_priority=True,
+        output_limits=("max_output_tokens",),
     ),
     Endpoint(
         "/v1/messages",
@@ -104,19 +112,20 @@ _RECORDS: Final = (
         api="anthropic",
         end_marks=_MESSAGE_STOP,
         reports_blocks=True,
+        output_limits=("max_tokens",),
     ),
     # The reader reads only the first of a batch of conversations.
-    Endpoint("/v1/embeddings", "embedding", needs_model=True, reads_all_of_prompt=False),
-    Endpoint("/v1/rerank", "rerank", needs_model=True),
-    Endpoint("/rerank", "rerank", needs_model=True),
+    Endpoint("/v1/embeddings", "embedding", needs_model=True, reads_all_of_prompt=False, output_limits=()),
+    Endpoint("/v1/rerank", "rerank", needs_model=True, output_limits=()),
+    Endpoint("/rerank", "rerank", needs_model=True, output_limits=()),
     # A score has four ways to name its two sides. The engine may use another one than the reader.
-    Endpoint("/v1/score", "score", needs_model=True, reads_all_of_prompt=False),
-    Endpoint("/score", "score", needs_model=True, reads_all_of_prompt=False),
+    Endpoint("/v1/score", "score", needs_model=True, reads_all_of_prompt=False, output_limits=()),
+    Endpoint("/score", "score", needs_model=True, reads_all_of_prompt=False, output_limits=()),
     Endpoint("/tokenize", "tokenize", computes_prompt=False),
     Endpoint("/detokenize", computes_prompt=False),
-    Endpoint("/classify"),
-    Endpoint("/pooling"),
-    Endpoint("/v1/chat/completions/batch"),
+    Endpoint("/classify", output_limits=()),
+    Endpoint("/pooling", output_limits=()),
+    Endpoint("/v1/chat/completions/batch", output_limits=_OF_CHAT),
     Endpoint("/v1/chat/completions/render", computes_prompt=False),
     Endpoint("/v1/chat/completions/derender", computes_prompt=False),
     Endpoint("/v1/completions/render", computes_prompt=False),
@@ -126,8 +135,8 @@ _RECORDS: Final = (
     Endpoint("/v1/responses/render", computes_prompt=False),
     Endpoint("/v1/systemone"),
     Endpoint("/v1/audio/speech"),
-    Endpoint("/v1/audio/transcriptions"),
-    Endpoint("/v1/audio/translations"),
+    Endpoint("/v1/audio/transcriptions", output_limits=_OF_AUDIO),
+    Endpoint("/v1/audio/translations", output_limits=_OF_AUDIO),
     Endpoint("/v1/images/edits"),
     Endpoint("/v1/images/generations"),
     Endpoint("/v1/moderations"),

@@ -79,8 +79,10 @@ class Job:
     """False if the engine must compute every prompt token, because the client wants prompt logprobs."""
     wants_token_ids: bool = False
     """Whether the client asked for token ids itself."""
+    choices: int = 1
+    """How many answers the engine generates side by side, of all prompts together."""
     max_output_tokens: int | None = None
-    """The most tokens that its answer may have, of all choices together; None if the client set no limit."""
+    """The most tokens that the engine generates for it, of all choices together; None if the client set no limit."""
     pinned: str = ""
     """The only replica that can serve the request; empty if any can."""
     previous_response_id: str = ""
@@ -196,7 +198,7 @@ class Reader:
         job.model = parsed.model
         job.stream, job.strip_usage = parsed.stream, parsed.strip_usage
         job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache
-        job.max_output_tokens = parsed.max_output_tokens
+        job.choices, job.max_output_tokens = parsed.choices, parsed.max_output_tokens
         job.previous_response_id = parsed.previous_response_id
         job.has_effects = parsed.has_effects or may_have_effects(job.method, job.endpoint)
         job.prompt, job.is_batch = parsed.prompt, parsed.is_batch

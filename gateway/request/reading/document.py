@@ -18,6 +18,7 @@ from gateway.errors import ApiError, bad_field
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, read_prompt
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
+from gateway.request.reading.output import output_of, prompts_of, runs_tools
 from gateway.request.reading.structure import StructureLimits, check_structure
 
 Body = bytes | bytearray
@@ -25,12 +26,6 @@ Body = bytes | bytearray
 _MAX_ID_CHARS = 256
 _MAX_SALT_CHARS = 65_536
 _MAX_MODEL_CHARS = 1024
-# Clients run tools of these types. The server runs all others.
-_TOOLS_OF_CLIENTS = ("function", "custom")
-# A limit beyond this says nothing about the answer.
-_MAX_OUTPUT_TOKENS = 10_000_000
-_WITHOUT_OUTPUT = frozenset({"embedding", "rerank", "score"})
-_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
 
 
@@ -81,6 +76,7 @@ class ParsedBody:
     is_batch: bool = False
     reads_cache: bool = True
     wants_token_ids: bool = False
+    choices: int = 1
     max_output_tokens: int | None = None
     previous_response_id: str = ""
     has_effects: bool = False
@@ -107,7 +103,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: Resol
         added["cache_salt"] = scope.cache_salt
     parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
     parsed.wants_token_ids = bool(document.get("return_token_ids"))
-    parsed.max_output_tokens = 0 if endpoint.prompt in _WITHOUT_OUTPUT else _max_output_tokens(document)
+    parsed.choices, parsed.max_output_tokens = output_of(endpoint, document)
     echoes_logprobs = document.get("echo") and document.get("logprobs") is not None
     parsed.reads_cache = document.get("prompt_logprobs") is None and not echoes_logprobs
     if endpoint.stores_responses:
@@ -124,17 +120,9 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: Resol
         limits=rules.prompt,
         steps=steps,
     )
-    parsed.is_batch = bool(prompt.keys) and _is_batch(endpoint, document)
+    parsed.is_batch = bool(prompt.keys) and endpoint.prompt == "completion" and prompts_of(document) > 1
     parsed.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
     return parsed
-
-
-def _max_output_tokens(document: Mapping[str, Any]) -> int | None:
-    """The limit that a client sets, for all of its choices; None if there is none, or none that an engine accepts."""
-    limits = [document[name] for name in _OUTPUT_LIMITS if isinstance(document.get(name), int)]
-    choices = document.get("n")
-    found = min(limits, default=-1) * (choices if isinstance(choices, int) else 1)
-    return found if 0 <= found <= _MAX_OUTPUT_TOKENS else None
 
 
 def parse_document(body: Body) -> dict[str, Any]:
@@ -221,20 +209,7 @@ def _previous_response(document: Mapping[str, Any]) -> str:
 def _has_effects(document: Mapping[str, Any]) -> bool:
     """Whether a response runs in the background, is stored, or may use tools that the server runs. A missing `store`
     is no effect: the engine's configuration decides then, not the client."""
-    if any(document.get(name) not in (None, False) for name in ("background", "store")):
-        return True
-    tools = document.get("tools")
-    return isinstance(tools, list) and not all(
-        isinstance(tool, dict) and tool.get("type") in _TOOLS_OF_CLIENTS for tool in tools
-    )
-
-
-def _is_batch(endpoint: Endpoint, document: Mapping[str, Any]) -> bool:
-    """Whether the body holds several prompts. A list of numbers is one prompt of token ids."""
-    prompt = document.get("prompt")
-    if endpoint.prompt != "completion" or not isinstance(prompt, list):
-        return False
-    return len(prompt) > 1 and not isinstance(prompt[0], int)
+    return any(document.get(name) not in (None, False) for name in ("background", "store")) or runs_tools(document)
 
 
 def _is_plain_input(value: Any) -> bool:
