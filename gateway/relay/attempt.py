@@ -186,7 +186,7 @@ class Attempts:
                 self._moves.attempt(ticket.replica, self._others(job, failures), tickets, limit) as waiting,
             ):
                 answer = await self._upstream.send(
-                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket)
+                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket), job.has_effects
                 )
                 if answer.status in RETRIED_STATUSES:
                     return await _declined(answer, held)
@@ -208,6 +208,8 @@ class Attempts:
                 await self._relayed(job, ticket, reply, answer, held, streamed)
             return None
         except UpstreamError as error:
+            if error.reason == "head_too_large":  # another replica would say the same
+                raise _head_too_large(error) from error
             self._refuse_replay(job, ticket, answer, error.reason)
             return self._doubted(ticket, Failure(error.reason))
         except TimeoutError:
@@ -270,6 +272,12 @@ async def _declined(answer: Answer, held: HeldBytes) -> Failure:
     body = answer.take() if is_whole else None
     held.keep()
     return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
+
+
+def _head_too_large(error: UpstreamError) -> ApiError:
+    message = f"The replica answered with {error.detail}. Ask for less at a time, or for another encoding_format."
+    # Without this header, OpenAI's and Anthropic's SDKs send a request again after a 502.
+    return ApiError(502, "answer_head_too_large", message, headers={"x-should-retry": "false"})
 
 
 def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:

@@ -72,11 +72,11 @@ class Relay:
         if answer.status >= 400:
             ticket.used = NOTHING
         ticket.done()  # before the answer: the client may ask on at once
-        if len(body) <= _WRITE_AHEAD_BYTES:
+        if len(body) + answer.head_bytes <= _WRITE_AHEAD_BYTES:
             reply.whole(answer.status, passed_headers(answer), body)
             return
         reply.start_body(answer, len(body))
-        await _ended(reply, body, reply.drained)
+        await _ended(reply, body, reply.drained, answer.head_bytes)
 
     async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Passes on an answer as it comes. Raises StreamBroken if it breaks off."""
@@ -212,11 +212,11 @@ async def _drained(reply: Reply, held: HeldBytes) -> None:
     held.let_go()
 
 
-async def _ended(reply: Reply, last: bytes, drained: Callable[[], Awaitable[None]]) -> None:
+async def _ended(reply: Reply, last: bytes, drained: Callable[[], Awaitable[None]], unsent_head_bytes: int = 0) -> None:
     """Ends an answer with its last piece. The few bytes that the connection then holds are not counted. The answer is
     complete even if a shutdown or a deadline ends the wait."""
     try:
-        if len(last) > _WRITE_AHEAD_BYTES:
+        if len(last) + unsent_head_bytes > _WRITE_AHEAD_BYTES:
             has_room, last = reply.more(last), b""
             if not has_room:
                 await drained()

@@ -49,6 +49,7 @@ class Answer:
         "_waiter",
         "due_s",
         "has_head",
+        "head_bytes",
         "headers",
         "is_complete",
         "status",
@@ -63,6 +64,8 @@ class Answer:
         self.headers: list[tuple[bytes, bytes]] = []
         """Names in lower case."""
         self.has_head = False
+        self.head_bytes = 0
+        """The size of an unusually large head; 0 for others."""
         self.is_complete = False
         self._source = source
         self._loop = loop
@@ -91,13 +94,14 @@ class Answer:
             await self._news()
 
     async def gathered(self, limit_bytes: int, has_room: HasRoom) -> bool:
-        """Gather the body until it is complete (True), or until it exceeds `limit_bytes` or the room (False).
+        """Gather the body until it is complete (True), or until it exceeds `limit_bytes` or the room (False). A large
+        head takes room, too.
 
         Raises UpstreamError if the replica breaks off.
         """
         while not self.is_complete:
             size = len(self._held)
-            if size > limit_bytes or not has_room(size):
+            if size > limit_bytes or not has_room(size + self.head_bytes):
                 return False
             self._resume()
             await self._news()

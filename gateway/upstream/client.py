@@ -1,7 +1,8 @@
 """Sends requests to replicas: those of clients, and the gateway's own (health checks, models, metrics).
 
-A client's request is sent once. The caller decides whether to try another replica, which is possible until it has read
-the first byte of an answer's body.
+A request that meets the end of a kept connection is sent once more, on a new connection: the server closed the kept one
+while the request was on its way. Beyond this, the caller decides whether to try another replica. It can do so until it
+has read the first byte of an answer's body.
 """
 
 from __future__ import annotations
@@ -53,14 +54,30 @@ class Upstream:
         self._idle_s = timeouts.idle_s
         self._deadlines = Deadlines()
 
-    async def send(self, method: str, url: str, target: str, headers: Headers, body: Sequence[Buffer] = ()) -> Answer:
+    async def send(
+        self,
+        method: str,
+        url: str,
+        target: str,
+        headers: Headers,
+        body: Sequence[Buffer] = (),
+        has_effects: bool = False,
+    ) -> Answer:
         """Send a client's request to the replica at `url`, and wait for its answer's head. `target` (path and query)
-        and the pieces of the body are sent unchanged. Raises UpstreamError."""
+        and the pieces of the body are sent unchanged. If the request `has_effects`, it gets a new connection, because
+        it must not be sent twice. Raises UpstreamError."""
         origin = self._origins.get(url) or self._new_origin(url)
-        return await self._send(origin, method, target, headers, body, self._key_line)
+        return await self._send(origin, method, target, headers, body, self._key_line, has_effects)
 
     async def _send(
-        self, origin: Origin, method: str, target: str, headers: Headers, body: Sequence[Buffer], key_line: str
+        self,
+        origin: Origin,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: Sequence[Buffer],
+        key_line: str,
+        on_new_connection: bool = False,
     ) -> Answer:
         lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
@@ -69,15 +86,18 @@ class Upstream:
         if body_bytes or method in _WITH_BODY:
             lines.append(f"content-length: {body_bytes}\r\n")
         lines.append("\r\n")
-        connection = await origin.acquire()
         head = "".join(lines).encode("latin-1")
-        answer = connection.send(head, body, method == "HEAD", self._deadlines, self._idle_s)
-        try:
-            await answer.head()
-        except BaseException:
-            answer.close()
-            raise
-        return answer
+        while True:
+            connection = await (origin.replace_idle() if on_new_connection else origin.acquire())
+            answer = connection.send(head, body, method == "HEAD", self._deadlines, self._idle_s)
+            try:
+                await answer.head()
+                return answer
+            except BaseException as error:
+                answer.close()
+                if not isinstance(error, UpstreamError) or error.reason != "stale":
+                    raise
+                on_new_connection = True
 
     def _new_origin(self, url: str) -> Origin:
         origin = Origin(url, self._connect_s, self._keep_alive_s, self._tls)
@@ -95,19 +115,10 @@ class Upstream:
                 origins.pop(url).retire()
 
     async def get(self, url: str, path: str, timeout_s: float, with_key: bool = True) -> ControlAnswer:
-        """GET a path of the replica at `url` for control, within `timeout_s`. Raises UpstreamError.
-
-        It is sent again if the connection ends before the answer is complete: a replica may close an idle connection
-        while a request is on its way.
-        """
+        """GET a path of the replica at `url` for control, within `timeout_s`. Raises UpstreamError."""
         try:
             async with asyncio.timeout(timeout_s):
-                try:
-                    return await self._get(url, path, with_key)
-                except UpstreamError as error:
-                    if error.reason != "reset":
-                        raise
-                    return await self._get(url, path, with_key)
+                return await self._get(url, path, with_key)
         except TimeoutError:
             raise UpstreamError("timeout", f"{url}{path} did not answer within {timeout_s:g} s") from None
 

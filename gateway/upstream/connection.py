@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -16,11 +18,21 @@ from gateway.upstream.errors import UpstreamError
 
 Buffer = bytes | bytearray | memoryview
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 2**20
+"""Of an answer's headers. vLLM describes embeddings of `encoding_format: bytes` in a header: 120 bytes for each."""
+_USUAL_HEAD_BYTES = 2**16
+"""A larger head counts as held (`limits.max_buffered_bytes`)."""
+_MAX_QUIET_BYTES = 2 * MAX_HEAD_BYTES
+"""Of a head without an end, or of trailers. It is more than MAX_HEAD_BYTES, so that the result for a head does not
+depend on the pieces in which it comes."""
 _COPIED_BYTES = 2**16
 _LAST_STATUS = 599
 _BODYLESS_STATUSES = frozenset({204, 304})
-_TELL_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
+_READ_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"keep-alive"})
+_TIMEOUT = re.compile(rb"(?i)(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,9})")
+_SAFE_SHARE = 0.8
+"""The part of a server's own `Keep-Alive: timeout` in which a request still reaches it."""
+_REQUEST_TIMEOUT = 408
 
 
 class Connection(asyncio.Protocol):
@@ -28,8 +40,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_idle: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
         self.is_open = False
-        self.idle_since_s = 0.0
-        """When its last answer was complete (monotonic time)."""
+        self.ended_s = 0.0
+        """When its last answer was complete (monotonic time). 0 if there was none."""
+        self.server_keeps_s = math.inf
+        """How long its server keeps it idle, with a margin, as far as the server has said so."""
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._answer: Answer | None = None
@@ -40,7 +54,7 @@ class Connection(asyncio.Protocol):
         self._answer = answer = Answer(self, self._loop, deadlines, idle_s)
         self._is_head = is_head
         self._has_length = self._keeps_alive = self._is_over = self._has_surplus = False
-        self._head_bytes = 0
+        self._quiet_bytes = 0
         if sum(map(len, body)) <= _COPIED_BYTES:
             self._transport.write(b"".join((head, *body)))  # one system call
         else:
@@ -84,18 +98,30 @@ class Connection(asyncio.Protocol):
             raised_here = error.__context__  # by a callback below
             self._fail(raised_here if isinstance(raised_here, UpstreamError) else UpstreamError("protocol", str(error)))
             return
-        if not had_head:
-            if not answer.has_head:
-                self._head_bytes += len(data)
-                if self._head_bytes > MAX_HEAD_BYTES:
-                    self._fail(UpstreamError("protocol", f"headers of more than {MAX_HEAD_BYTES} bytes"))
+        if answer.has_head and not had_head:
+            if self._quiet_bytes + len(data) > _USUAL_HEAD_BYTES and not self._weigh_head(answer):
                 return
             answer.wake()
         if self._body:
             pieces, self._body = self._body, []
             answer.put(pieces[0] if len(pieces) == 1 else b"".join(pieces), is_last=self._is_over)
+        elif not self._is_over:
+            self._quiet_bytes += len(data)
+            if self._quiet_bytes > _MAX_QUIET_BYTES:
+                self._fail(_too_large())
+                return
         if self._is_over:
             self._finish(answer)
+
+    def _weigh_head(self, answer: Answer) -> bool:
+        """Notes the size of a large head. If it is too large, this fails the answer and returns False."""
+        size_bytes = sum(len(name) + len(value) + 4 for name, value in answer.headers)
+        if size_bytes > MAX_HEAD_BYTES:
+            self._fail(_too_large())
+            return False
+        if size_bytes > _USUAL_HEAD_BYTES:
+            answer.head_bytes = size_bytes
+        return True
 
     def _finish(self, answer: Answer) -> None:
         if self._answer is None:  # the caller gave it up while it took its last piece
@@ -103,7 +129,7 @@ class Connection(asyncio.Protocol):
         self._answer = None
         if self._keeps_alive and self.is_open and not self._has_surplus:
             self._transport.resume_reading()  # an idle connection is read, so that its end is noticed
-            self.idle_since_s = time.monotonic()
+            self.ended_s = time.monotonic()
             self._on_idle(self)
         else:
             self._close()
@@ -120,7 +146,8 @@ class Connection(asyncio.Protocol):
             if answer.has_head and not self._has_length and exc is None:  # such a body ends with the connection
                 answer.end()
             else:
-                answer.fail(UpstreamError("reset", str(exc) if exc else self._closed(answer)))
+                is_stale = self.ended_s > 0 and not answer.has_head and self._quiet_bytes == 0
+                answer.fail(UpstreamError("stale" if is_stale else "reset", str(exc) if exc else self._closed(answer)))
         self._on_lost(self)
 
     def _closed(self, answer: Answer) -> str:
@@ -145,11 +172,18 @@ class Connection(asyncio.Protocol):
         if self._answer is None or self._answer.has_head:  # trailers
             return
         name = name.lower()
+        if name in _READ_HEADERS:
+            self._read_header(name, value)
+        self._answer.headers.append((name, value))
+
+    def _read_header(self, name: bytes, value: bytes) -> None:
+        if name == b"keep-alive":
+            if told := _TIMEOUT.search(value):
+                self.server_keeps_s = _SAFE_SHARE * int(told[1])
+            return
         if name == b"transfer-encoding" and value.lower() != b"chunked":
             raise UpstreamError("protocol", "a transfer-encoding other than chunked: the end of its body is unknown")
-        if name in _TELL_LENGTH:
-            self._has_length = True
-        self._answer.headers.append((name, value))
+        self._has_length = True
 
     def on_headers_complete(self) -> None:
         answer = self._answer
@@ -161,6 +195,8 @@ class Connection(asyncio.Protocol):
             return
         if status > _LAST_STATUS:
             raise UpstreamError("protocol", f"a status of {status}")
+        if status == _REQUEST_TIMEOUT and self.ended_s:  # said to an idle connection, while the request was on its way
+            raise UpstreamError("stale", "the replica closed the connection for want of a request")
         answer.status, answer.has_head = status, True
         self._keeps_alive = self._parser.should_keep_alive() and not self._is_head
         self._is_over = self._is_head or status in _BODYLESS_STATUSES
@@ -172,3 +208,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._answer is not None and self._answer.has_head:
             self._is_over = True
+
+
+def _too_large() -> UpstreamError:
+    return UpstreamError("head_too_large", f"headers of more than {MAX_HEAD_BYTES} bytes")

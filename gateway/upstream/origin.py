@@ -1,7 +1,8 @@
 """Connections to replicas, kept for the next request.
 
-A connection is reused for less time than vLLM keeps it open (5 s), so that no request is sent on a connection that is
-being closed. The connection used last is used next, so that connections beyond the current load become old and close.
+A connection is reused for less time than vLLM keeps it open (5 s), or than its server says, so that few requests are
+sent on a connection that is being closed. The connection used last is used next, so that connections beyond the current
+load become old and close.
 """
 
 from __future__ import annotations
@@ -45,13 +46,24 @@ class Origin:
 
     async def acquire(self) -> Connection:
         """An open connection without a running request. Raises UpstreamError."""
-        oldest_s = time.monotonic() - self._keep_alive_s
-        while self._idle and not (self._idle[0].is_open and self._idle[0].idle_since_s >= oldest_s):
+        now_s = time.monotonic()
+        while self._idle and not self._is_usable(self._idle[0], now_s):
             self._idle.popleft().abort()
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open:
+            if self._is_usable(connection, now_s):
                 return connection
+            connection.abort()
+        return await self._connect()
+
+    def _is_usable(self, connection: Connection, now_s: float) -> bool:
+        keeps_s = min(self._keep_alive_s, connection.server_keeps_s)
+        return connection.is_open and now_s - connection.ended_s <= keeps_s
+
+    async def replace_idle(self) -> Connection:
+        """A new connection in the place of the oldest idle one. Raises UpstreamError."""
+        if self._idle:
+            self._idle.popleft().abort()
         return await self._connect()
 
     async def _connect(self) -> Connection:

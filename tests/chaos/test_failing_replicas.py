@@ -13,7 +13,7 @@ from tests.cluster.clients import ask, is_complete
 from tests.polling import eventually
 
 BEFORE_THE_FIRST_BYTE: list[tuple[dict[str, Any], str]] = [
-    ({"mode": "reset"}, "reset"),
+    ({"mode": "reset", "count": 2}, "reset"),  # a kept connection, and the new one after it
     ({"mode": "error", "status": 500}, "status_500"),
     ({"mode": "error", "status": 503}, "status_503"),
     ({"mode": "error", "status": 429}, "status_429"),
@@ -117,7 +117,7 @@ async def test_a_failure_is_held_against_a_replica_when_another_one_answers(stag
 
 
 async def test_a_connection_that_fails_is_held_against_every_replica(stage: Stage) -> None:
-    await stage.fail_everywhere("reset")
+    await stage.fail_everywhere("reset", count=-1)
     assert (await ask(stage.http, stage.urls[0], stage.new_prompt())).status_code == 502
     await eventually(lambda: are_held_against(stage, "r0", "r1", "r2"))
 
@@ -148,7 +148,7 @@ async def has_retried(stage: Stage, before: float) -> bool:
 
 async def test_what_any_replica_answered_is_passed_on_when_the_others_do_not_answer(stage: Stage) -> None:
     text, owner = await stage.warm_prompt()
-    await stage.fail_everywhere("reset")
+    await stage.fail_everywhere("reset", count=-1)
     await stage.clear_faults(owner)
     await stage.fail(owner, "error", status=500)
     answer = await ask(stage.http, stage.urls[0], text)
@@ -156,7 +156,7 @@ async def test_what_any_replica_answered_is_passed_on_when_the_others_do_not_ans
 
 
 async def test_when_no_replica_gives_any_answer_the_client_gets_a_502(stage: Stage) -> None:
-    await stage.fail_everywhere("reset")
+    await stage.fail_everywhere("reset", count=-1)
     answer = await ask(stage.http, stage.urls[0], stage.new_prompt())
     assert answer.status_code == 502
     assert answer.json()["error"]["code"] == "replica_unreachable"
@@ -164,7 +164,7 @@ async def test_when_no_replica_gives_any_answer_the_client_gets_a_502(stage: Sta
 
 
 async def test_what_has_effects_is_sent_to_one_replica_and_the_openai_sdk_does_not_send_it_again(stage: Stage) -> None:
-    await stage.fail_everywhere("reset")
+    await stage.fail_everywhere("reset", count=-1)
     retries = await stage.metric_of_all("kvgate_retries_total")
     requests = await stage.metric_of_all("kvgate_requests_total", path="/v1/responses")
     async with openai.AsyncOpenAI(base_url=f"{stage.urls[0]}/v1", api_key="none", max_retries=2) as client:

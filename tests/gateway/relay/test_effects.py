@@ -1,5 +1,5 @@
 """A request that may have effects beyond its answer runs at most once. Other requests are retried on another
-replica."""
+replica, unless it would give the same answer."""
 
 from __future__ import annotations
 
@@ -156,3 +156,16 @@ async def test_a_streamed_response_with_effects_that_is_never_begun_is_not_sent_
     path, body = response(store=True, stream=True)
     answer = await pair.http.post(path, json=body)
     assert (answer.json()["error"]["code"], "(timeout)" in answer.text, pair.asked) == ("maybe_executed", True, 1)
+
+
+async def test_an_answer_whose_head_is_too_large_is_refused_to_its_client_and_held_against_no_replica(
+    pair: Pair,
+) -> None:
+    pair.say(whole(b"{}", "metadata: " + "m" * 2**20))
+    for asked in (1, 2, 3, 4):
+        answer = await pair.http.post("/v1/embeddings", json={"model": "m", "input": "Hello"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "answer_head_too_large")
+        assert (answer.headers["x-should-retry"], pair.asked) == ("false", asked)
+    pair.say(whole(b"{}"))
+    chat = await pair.http.post(CHAT, json=ASKED)
+    assert (chat.status_code, "last_resort" in chat.headers["x-kvgate-decision"]) == (200, False)

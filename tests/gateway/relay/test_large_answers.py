@@ -168,6 +168,22 @@ async def test_an_error_answer_that_is_too_large_is_not_kept(relayed: Relayed, s
     assert relayed.gateway.admission.held_bytes.taken == 0
 
 
+async def test_large_headers_reach_the_client_and_count_as_held(relayed: Relayed) -> None:
+    metadata, go_on = "m" * (MIB // 2), asyncio.Event()
+    relayed.replica.says(head("content-length: 2", f"metadata: {metadata}") + b"h", go_on, b"i")
+    address = urlsplit(str(relayed.http.base_url))
+    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=MIB)
+    body = orjson.dumps(ASKED)
+    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" % CHAT.encode())
+    writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+    await eventually(lambda: relayed.gateway.admission.held_bytes.taken > MIB // 2)
+    go_on.set()
+    assert f"metadata: {metadata}\r\n".encode() in await reader.readuntil(b"\r\n\r\n")
+    assert await reader.readexactly(2) == b"hi"
+    writer.close()
+    await eventually(lambda: relayed.gateway.admission.held_bytes.taken == 0)
+
+
 async def test_of_answers_over_64_kib_usage_and_id_are_read_without_parsing_them(
     relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

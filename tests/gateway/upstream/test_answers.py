@@ -72,7 +72,9 @@ async def test_answers_of_every_form_are_read_to_their_end(
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n", "protocol"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n", "protocol"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, identity\r\n\r\nabc", "protocol"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x-filler: " + b"x" * 2**17 + b"\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x-filler: " + b"x" * 2**20 + b"\r\n\r\n", "head_too_large"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x-filler: " + b"x" * 2**22, "head_too_large"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: " + b"x" * 2**22, "head_too_large"),
     ],
     ids=[
         "nothing",
@@ -84,7 +86,9 @@ async def test_answers_of_every_form_are_read_to_their_end(
         "compressed chunks",
         "compressed chunks in two headers",
         "chunks that are not the last coding",
+        "a head that is too large",
         "an endless head",
+        "endless trailers",
     ],
 )
 async def test_an_answer_that_breaks_off_is_an_error(
@@ -98,6 +102,29 @@ async def test_an_answer_that_breaks_off_is_an_error(
     with pytest.raises(UpstreamError) as failure:
         await rest(await get(upstream, raw))
     assert failure.value.reason == reason
+
+
+@pytest.mark.parametrize("piece_bytes", [2**10, 2**16, 2**21])
+@pytest.mark.parametrize(("size_bytes", "passes"), [(2**20 - 100, True), (2**20 + 100, False)])
+async def test_the_pieces_of_a_large_head_decide_nothing(
+    raw: RawReplica, upstream: Upstream, size_bytes: int, passes: bool, piece_bytes: int
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nmetadata: " + b"x" * size_bytes + b"\r\ncontent-length: 2\r\n\r\nhi"
+
+    async def in_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        for at in range(0, len(head), piece_bytes):
+            writer.write(head[at : at + piece_bytes])
+            await asyncio.sleep(0)  # the client reads meanwhile
+
+    raw.serve = in_pieces
+    if passes:
+        answer = await get(upstream, raw)
+        assert (len(dict(answer.headers)[b"metadata"]), await rest(answer)) == (size_bytes, b"hi")
+        assert answer.head_bytes > size_bytes
+    else:
+        with pytest.raises(UpstreamError, match="head_too_large: headers of more than 1048576 bytes"):
+            await rest(await get(upstream, raw))
 
 
 async def test_an_answer_that_is_refused_says_why(raw: RawReplica, upstream: Upstream) -> None:
