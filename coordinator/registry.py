@@ -20,6 +20,8 @@ _STREAM = "events:"
 """The beginning of the names of leases on event streams in `leases`."""
 
 
+ASLEEP = "asleep"
+"""The state of a replica whose engine was put to sleep, or is paused."""
 SERVING = frozenset({"ready", "draining"})
 """The states of replicas that work on the requests that they have."""
 

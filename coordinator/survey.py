@@ -202,8 +202,9 @@ class Survey:
 
 
 def _drained_since_ms(draining: Any, state: PoolState) -> dict[str, int]:
-    """Since when the replicas are drained; a drain belongs to one incarnation."""
-    drains = each(draining, lambda _, text: (text.split(" ")[0], int(text.split(" ")[1])))
+    """Since when the replicas are drained; a drain belongs to one incarnation. The entry of one that sleeps is for
+    older gateways (see lua/mark.lua), and cannot be read here."""
+    drains = each(draining, lambda _, text: (text.partition(" ")[0], int(text.partition(" ")[2])))
     records = state.replicas
     return {
         name: since_ms

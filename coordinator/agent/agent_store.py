@@ -91,6 +91,8 @@ class Attended:
     """Whether this agent's lease had run out: meanwhile, others may have treated its replica's keys as claims."""
     agents: int
     """How many agents the pool has."""
+    state: str
+    """The replica's state in the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,12 @@ class AgentStore:
         self._taken = reply[3]
         measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
         before, asked = PreviousAgent.parse(reply[1]), readable(reply[2])
-        return Attended(before, asked, measured, int(reply[4]), reply[5] == 1, int(reply[6]))
+        return Attended(before, asked, measured, int(reply[4]), reply[5] == 1, int(reply[6]), readable(reply[7]))
+
+    async def change_state(self, before: str, after: str) -> None:
+        """Change the replica's state in the registry, if it still has this incarnation and is in the state `before`."""
+        await self._run("mark", replica=self._replica, incarnation=self.incarnation, before=before, after=after)
+        await self._run("settle", gateway="", settled=[("room", self._replica, "")])
 
     async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
         """The chains of these sessions. If a session was placed on another replica since, its record no longer tells

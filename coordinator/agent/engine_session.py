@@ -28,6 +28,7 @@ from coordinator.agent.residency import Residency, Resident, Transition
 from coordinator.agent.tier_reporter import TierReporter
 from coordinator.errors import StoreError
 from coordinator.redis.outage import Outage
+from coordinator.registry import ASLEEP
 
 _log = structlog.get_logger("kvgate.agent")
 
@@ -87,6 +88,8 @@ class EngineSession:
         self._oldest_s = 0.0
         self._outage = Outage()
         self._must_restate = True
+        self._state = ""
+        """The replica's state in the registry, as of the last heartbeat."""
         self._handover: Handover | None = None
         self._has_taken_over = False
         """Whether the last agent's knowledge was taken over, or is void."""
@@ -238,6 +241,9 @@ class EngineSession:
     async def _handle(self, store: AgentStore, answer: Attended) -> None:
         """Do what the gateways asked for, and take in the prompts that they measured, before or after their events."""
         self._intake.agents = answer.agents
+        self._state = answer.state
+        if self._snapshot.is_asleep is not None and (answer.state == ASLEEP) != self._snapshot.is_asleep:
+            await self._tell_sleep(store)
         if answer.before is None or answer.had_lapsed or answer.asked == "restate":
             self._must_restate = True
         # With other groups of blocks, a prefix can be a miss although the engine holds all of its attention blocks.
@@ -260,6 +266,28 @@ class EngineSession:
             raise SessionOver
         self._snapshot = seen
         self._tiers.observe(seen.tier, seen.counters)
+        if seen.is_asleep is not None and seen.is_asleep != bool(known.is_asleep):
+            await self._sleep_changed()
+
+    async def _sleep_changed(self) -> None:
+        """An engine that falls asleep clears its cache, and tells so with its next step, after it has woken up. If it
+        was only paused, it may have kept its blocks: then they are learned again."""
+        if self._snapshot.is_asleep:
+            self._drop_handover()
+            self._queue(self.residency.reset(relearn=True), time.time())
+        if self.store is not None:
+            try:
+                await self._tell_sleep(self.store)
+            except StoreError:
+                _log.info("could not tell whether it sleeps", replica=self._replica)  # the next heartbeat tells it
+
+    async def _tell_sleep(self, store: AgentStore) -> None:
+        """Say in the registry whether the engine sleeps. Whether a replica is dead is for its gateways to say."""
+        if self._state in ("", "dead"):
+            return
+        before, self._state = self._state, ASLEEP if self._snapshot.is_asleep else "ready"
+        _log.info("asleep" if self._snapshot.is_asleep else "awake", replica=self._replica)
+        await store.change_state(before, self._state)
 
     def _vitals(self) -> Vitals:
         mode = token_id_matching.MODE if self.residency.token_ids.is_needed else "session"

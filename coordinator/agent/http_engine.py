@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -13,12 +14,14 @@ from urllib.parse import urlsplit
 import orjson
 
 from coordinator.agent.control_client import ControlClient, ControlError
-from coordinator.engine.facts import base_card, chosen_rank, parse_metrics, parse_models
+from coordinator.engine.facts import base_card, chosen_rank, parse_metrics, parse_models, parse_sleep
 from coordinator.engine.lmcache_server import parse_speeds, parse_tier
 from coordinator.keys import pool_slug
 from coordinator.lmcache_chunks import ChunkTier
 
 _TIMEOUT_S = 2.0
+_SLEEP_TIMEOUT_S = 0.5
+"""An engine tells between two steps whether it sleeps."""
 _OK = 200
 _SERVER_ERRORS = 500
 _NUMBERS = re.compile(r"\d+")
@@ -50,6 +53,8 @@ class EngineSnapshot:
     """Of the engine, and of the LMCache server beside it: see facts.py and lmcache_server.py in coordinator/engine/."""
     tier: ChunkTier | None = None
     """How the LMCache server keeps chunks in Redis; None without a server."""
+    is_asleep: bool | None = None
+    """Whether it was put to sleep, or is paused; None if it does not tell."""
 
 
 class EngineProbe(Protocol):
@@ -72,6 +77,8 @@ class _Identity(NamedTuple):
     version: tuple[int, ...]
     events: str
     replay: str
+    tells_sleep: bool
+    """Whether it has /is_sleeping."""
 
 
 class HttpEngine:
@@ -98,6 +105,7 @@ class HttpEngine:
         self._speeds: dict[str, float] = {}
         self._tier_due_s = 0.0
         self._identity: _Identity | None = None
+        self._is_asleep: bool | None = None
 
     async def look(self) -> EngineSnapshot:
         try:
@@ -105,11 +113,12 @@ class HttpEngine:
             facts = parse_metrics(text.decode("utf-8", "replace"), self._dp_rank)
             if self._identity is None or self._identity.started != facts.started or not facts.started:
                 self._identity = await self._ask_identity(facts.started)
+            await self._look_whether_asleep(facts.is_asleep)
         except ControlError as error:
             raise EngineAway(f"{self._url}: {error}") from error
         if self._lmcache and time.monotonic() >= self._tier_due_s:
             await self._look_at_lmcache()
-        started, pool, version, events, replay = self._identity
+        started, pool, version, events, replay, _ = self._identity
         return EngineSnapshot(
             pool=pool,
             url=self._url,
@@ -122,7 +131,18 @@ class HttpEngine:
             waiting=int(facts.figures.get("waiting", 0)),
             counters=facts.figures | self._speeds,
             tier=self._tier,
+            is_asleep=self._is_asleep,
         )
+
+    async def _look_whether_asleep(self, told: bool | None) -> None:
+        """`told`: by its metrics. If an engine is too busy to answer /is_sleeping, its last answer counts."""
+        assert self._identity is not None
+        if not self._identity.tells_sleep:
+            self._is_asleep = told
+            return
+        with suppress(ControlError):
+            answer = await self._client.get_json(self._url + "/is_sleeping", _SLEEP_TIMEOUT_S)
+            self._is_asleep = parse_sleep(answer)
 
     async def _look_at_lmcache(self) -> None:
         """Every few seconds. While the server is away, its last answer counts: chunk names do not change."""
@@ -157,7 +177,8 @@ class HttpEngine:
         if not events:
             events, replay = event_endpoints(await self._optional("/kv_event_sources"), self._url, self._dp_rank)
         version = _version(await self._optional("/version"))
-        return _Identity(started, pool_slug(base.root), version, events, replay)
+        tells_sleep = parse_sleep(await self._optional("/is_sleeping")) is not None
+        return _Identity(started, pool_slug(base.root), version, events, replay, tells_sleep)
 
     async def _optional(self, path: str) -> Any:
         """The JSON at a path; None if the server does not have it: an older vLLM, or another engine."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.pool.pool import Pool
-from coordinator.registry import PoolState, ReplicaRecord, is_number
+from coordinator.registry import ASLEEP, PoolState, ReplicaRecord, is_number
 
 CLAIM_TTL_MS = 3_600_000
 UNCONFIRMED_MS = 4_000
@@ -135,7 +135,7 @@ def due(
         chore.before_ms, chore.to_capacity = stale_before_ms(record, state), True
         limit = record.capacity_tokens
         chore.trims = look.owned_tokens > limit if limit else look.count > MAX_KEYS
-    if record.state == "draining" and not look.active:
+    if record.state == ASLEEP or (record.state == "draining" and not look.active):
         chore.before_ms = _EVER_MS
     chore.trims = look.count > 0 and (chore.trims or look.oldest_ms < chore.before_ms)
     chore.is_urgent = chore.is_urgent or chore.rewinds or chore.trims

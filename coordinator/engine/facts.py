@@ -26,16 +26,18 @@ _FIGURES = {
     "vllm:kv_offload_load_time_total": "cpu_load_s",
 }
 _CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
+_SLEEP = "vllm:engine_sleep_state"
 _CACHE_CONFIG = "vllm:cache_config_info"
 
 # Each pattern takes time in proportion to the text, whatever the text is: no part of a pattern can match across lines,
 # and each pattern begins with a line break and letters, which re finds quickly.
-_NAMES = "|".join(name.removeprefix("vllm:") for name in (_CACHE_CONFIG, _CACHED_BY_SOURCE, *_FIGURES))
+_NAMES = "|".join(name.removeprefix("vllm:") for name in (_CACHE_CONFIG, _CACHED_BY_SOURCE, _SLEEP, *_FIGURES))
 _SAMPLE = re.compile(rf"\n(?P<name>vllm:(?:{_NAMES}))(?:\{{(?P<labels>[^}}\n]{{0,8192}})\}})?[ \t]+(?P<value>\S+)")
 _STARTED = re.compile(r"\nprocess_start_time_seconds[ \t]+(\S+)")
 _LABEL = re.compile(r'\b(\w++)="([^"]*)"')
 _ENGINE = re.compile(r'\bengine="([^"]*)"')
 _SOURCE_HOST = re.compile(r'\bsource="host"')
+_AWAKE = re.compile(r'\bsleep_state="awake"')
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _MAX_CAPACITY_TOKENS = 10**12
 _MAX_SAMPLES = 8192
@@ -64,6 +66,8 @@ class EngineFacts:
     """Tokens in one block of its cache."""
     ranks: tuple[int, ...] = ()
     """The data-parallel ranks behind this one address, of all ranks of the deployment."""
+    is_asleep: bool | None = None
+    """Whether POST /sleep was called; None if the engine does not tell. Metrics do not tell that it is paused."""
     figures: dict[str, float] = field(default_factory=dict)
     """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens, generated_tokens; prefills with
     their prefill_s and prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of loads from CPU memory."""
@@ -107,6 +111,7 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
     figures: dict[int, dict[str, float]] = {}
     configs: dict[int, str] = {}
     ranks: set[int] = set()
+    asleep: dict[int, bool] = {}
     for sample in _samples(text):
         name, labels = sample["name"], sample["labels"] or ""
         found = _ENGINE.search(labels)
@@ -115,6 +120,9 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
             ranks.add(rank)
         if name == _CACHE_CONFIG:
             configs[rank] = labels
+        elif name == _SLEEP:
+            if _AWAKE.search(labels):
+                asleep[rank] = _number(sample["value"]) == 0
         elif name in _FIGURES:
             figures.setdefault(rank, {})[_FIGURES[name]] = _number(sample["value"])
         elif _SOURCE_HOST.search(labels):
@@ -128,6 +136,7 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
         started=_hex_ms(started[1]) if started else "",
         block_size=block_size,
         ranks=tuple(sorted(ranks)),
+        is_asleep=asleep.get(rank),
         figures=figures.get(rank, {}),
     )
 
@@ -137,6 +146,13 @@ def chosen_rank(ranks: Collection[int], dp_rank: int | None) -> int:
     if dp_rank is None and len(ranks) == 1:
         return next(iter(ranks))
     return dp_rank or 0
+
+
+def parse_sleep(document: Any) -> bool | None:
+    """Whether the engine sleeps or is paused, from its answer to GET /is_sleeping, which only servers in vLLM's
+    development mode have; None if it does not tell."""
+    told = document.get("is_sleeping") if isinstance(document, dict) else None
+    return told if isinstance(told, bool) else None
 
 
 def cache_settings(text: str) -> dict[str, str]:

@@ -24,7 +24,7 @@
 -- replica's current incarnation, {"unreadable"} if the replica's record cannot be read, or
 -- {"ok", the record in `agents` as it was ("": none), what the agent is asked ("" | "restate" | "reset"),
 -- measured prompts, entries published so far, 1 if this agent's own lease had lapsed, else 0, number of agents in the
--- pool}. Every hash is read before the first write, so that a key of another type stops the script before it.
+-- pool, the replica's state in the registry}. Every hash is read before the first write, so that a key of another type stops the script before it.
 
 -- include time
 -- include entries
@@ -43,10 +43,10 @@ if lease_ms == 0 then
     redis.call('HSET', agents_key, replica,
       (string.gsub(record, '^(%S+ %S+) %d+', '%1 ' .. string.format('%d', now - 1))))
   end
-  return { 'ok', record, '', {}, 0, 0, 0 }
+  return { 'ok', record, '', {}, 0, 0, 0, '' }
 end
 local registered = redis.call('HGET', replicas_key, replica)
-local current, floor = string.match(registered or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
+local current, state, floor = string.match(registered or '', '^(%S+) (%S+) %d+ %d+ (%d+) %S')
 if registered and current == nil then
   return { 'unreadable' }
 elseif current ~= incarnation then
@@ -75,4 +75,4 @@ if taken > 0 and measured[taken] == last_taken then
   measured = { unpack(measured, taken + 1) }
 end
 local lapsed = holder == agent and tonumber(until_ms) < now and 1 or 0
-return { 'ok', record, asked, measured, entries, lapsed, redis.call('HLEN', agents_key) }
+return { 'ok', record, asked, measured, entries, lapsed, redis.call('HLEN', agents_key), state }

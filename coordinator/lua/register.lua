@@ -7,7 +7,8 @@
 --   hash    replicas, active, backlog_tokens, owned_tokens, breakers, draining
 -- ARGV
 --   text    replica, incarnation
---   text    state: "ready" | "dead" | "hung" | "draining". A replica that is drained in this incarnation is not ready.
+--   text    state: "ready" | "dead" | "hung" | "draining" | "asleep". A replica that is drained in this incarnation, or that
+--             was found asleep and not awake since, is not ready.
 --   text    capacity_tokens: 0 if unknown
 --   text    url
 --   flag    only_if_absent: write only if there is no record, or one of an earlier incarnation: a gateway that returns
@@ -20,7 +21,7 @@
 check_hashes(replicas_key, active_key, backlog_tokens_key, owned_tokens_key, breakers_key)
 local record = redis.call('HGET', replicas_key, replica)
 local current, since_ms, floor
-local drained = string.match(field_of(draining_key, replica) or '', '^%S+')
+local drained, why = string.match(field_of(draining_key, replica) or '', '^(%S+) ?%d* ?(%S*)')
 if record then
   current, since_ms, floor = string.match(record, '^(%S+) %S+ %d+ (%d+) (%d+) %S')
 end
@@ -49,7 +50,7 @@ if state == 'draining' and drained == '-' .. incarnation then
 elseif state == 'draining' and drained ~= incarnation then
   write('HSET', draining_key, replica, incarnation .. ' ' .. string.format('%d', now_ms()))
 elseif state == 'ready' and drained == incarnation then
-  state = 'draining'
+  state = why == 'asleep' and why or 'draining'
 elseif drained and drained ~= incarnation and drained ~= '-' .. incarnation then
   redis.call('HDEL', draining_key, replica)
 end

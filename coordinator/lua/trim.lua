@@ -11,7 +11,7 @@
 --   flag    to_capacity: whether keys go for which the cache has no room
 --   number  max_keys: the room of a cache whose capacity is not known
 --   number  at_most: keys to drop
---   flag    only_drained: drop none if the replica is not drained any more
+--   flag    only_drained: drop none if the replica is neither drained nor asleep any more
 -- Returns the number of keys dropped; 0 if there are no more, or while the replica's record cannot be read.
 
 -- include remove
@@ -21,7 +21,7 @@ local record = redis.call('HGET', replicas_key, replica)
 local count, excess = redis.call('ZCARD', held_key), 0
 local is_forgotten = redis.call('HGET', forgotten_key, replica)
 local state = string.match(record or '', '^%S+ (%S+)')
-if only_drained and state and state ~= 'draining' then
+if only_drained and state and state ~= 'draining' and state ~= 'asleep' then
   return 0
 end
 if not record and not is_forgotten then

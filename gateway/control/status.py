@@ -82,6 +82,8 @@ class Status:
             body["not_ready"] = missing
         if drained := [member.id for member in self._fleet.targets if self._fleet.is_draining(member.id)]:
             body["draining"] = drained
+        if asleep := [member.id for member in self._fleet.targets if self._fleet.is_asleep(member.id)]:
+            body["asleep"] = asleep
         if taken := self._fleet.taken_ids():
             body["taken_ids"] = taken
         if not store_up:
@@ -144,6 +146,7 @@ class Status:
                 counter.inc(member.id, by=0)  # 0 at first: increase() needs a start
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             metrics.replica_draining.labels(member.id).set(self._fleet.is_draining(member.id))
+            metrics.replica_asleep.labels(member.id).set(self._fleet.is_asleep(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
             pool = self._store.pool(member.pool) if member.pool else None
             if pool is not None and (state := pool.state) is not None and not member.identity.is_taken:

@@ -269,6 +269,9 @@ class Metrics:
         self.replica_draining = Gauge(
             "kvgate_replica_draining", "1 while a replica is drained.", ("replica",), registry=registry
         )
+        self.replica_asleep = Gauge(
+            "kvgate_replica_asleep", "1 while a replica's engine sleeps or is paused.", ("replica",), registry=registry
+        )
         self.replica_active = Gauge(
             "kvgate_replica_active_requests",
             "Requests of all gateways that are in flight on a replica.",
@@ -290,7 +293,7 @@ class Metrics:
         }
         self.per_replica = (
             *(self.replica_info, self.breaker_open, self.replica_ready, self.replica_active, self.replica_exact),
-            *(self.replica_draining, self.replica_id_taken),
+            *(self.replica_draining, self.replica_asleep, self.replica_id_taken),
             *self.engine.values(),
         )
         """The gauges with a label for the replica."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from coordinator.registry import ASLEEP
 from coordinator.scripts import NOTHING
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
@@ -101,7 +102,11 @@ class Attempts:
                     return
                 reply.trace.failed(failure.reason)
                 ticket.used = NOTHING
-                failures.append(failure)
+                if failure.reason != ASLEEP:
+                    failures.append(failure)
+                    continue
+                self._metrics.retries.inc(ASLEEP)
+                tickets.pop().done()  # the replica has done nothing: the request is placed as if it had not been there
         except ApiError as error:
             reply.trace.failed(error.code)
             raise
@@ -170,7 +175,7 @@ class Attempts:
                 return
         could_serve = (job.pinned,) if job.pinned else job.served.replicas
         if not failures or not any(self._fleet.is_ready(replica) for replica in could_serve):
-            raise no_replica()
+            raise no_replica(are_asleep=any(self._fleet.is_asleep(replica) for replica in could_serve))
         reason = failures[-1].reason
         raise ApiError(502, "replica_unreachable", f"No replica answered ({reason}).", headers={"retry-after": "1"})
 
@@ -183,7 +188,9 @@ class Attempts:
         try:
             with (
                 self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
-                self._moves.attempt(ticket.replica, self._others(job, failures), tickets, limit) as waiting,
+                self._moves.attempt(
+                    ticket.replica, self._others(job, failures), tickets, limit, not job.has_effects
+                ) as waiting,
             ):
                 answer = await self._upstream.send(
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket), job.has_effects
@@ -259,8 +266,8 @@ class Attempts:
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.
-        But a replica that only this gateway cannot reach stays in use for other gateways."""
-        if not failure.status and failure.reason != "unreachable":
+        But a replica that sleeps is well, and one that only this gateway cannot reach stays in use for others."""
+        if not failure.status and failure.reason not in ("unreachable", ASLEEP):
             self._router.failed(ticket)
         self._fleet.recheck(ticket.replica)
         return failure

@@ -5,6 +5,7 @@ ready, and if one of these holds:
 
 - The registry says that its replica is dead, and the replica does not answer this gateway either.
 - The registry says that its replica hangs.
+- The registry says that its replica sleeps. Then the attempt ends at once, whether or not another replica is ready.
 - The registry says that its replica is ready, but this gateway cannot reach it.
 
 Attempts of one replica move within a second, not all at once. They stay if a large part of the pool died at the same
@@ -22,7 +23,7 @@ from types import TracebackType
 import structlog
 
 from coordinator.pool.pool import Pool
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from gateway.deadlines import Limit
 from gateway.replicas.fleet import Fleet, Member
@@ -46,7 +47,18 @@ _MAX_DEAD_SHARE = 1 / 3
 class WaitingAttempt:
     """One attempt, from its placement until its client gets a byte."""
 
-    __slots__ = ("_limit", "_moves", "is_scheduled", "member", "move_reason", "replica", "serving", "since_s", "tried")
+    __slots__ = (
+        "_limit",
+        "_moves",
+        "is_scheduled",
+        "may_leave",
+        "member",
+        "move_reason",
+        "replica",
+        "serving",
+        "since_s",
+        "tried",
+    )
 
     def __init__(
         self,
@@ -56,6 +68,7 @@ class WaitingAttempt:
         serving: Collection[str],
         tried: Sequence[Ticket],
         limit: Limit,
+        may_leave: bool,
     ) -> None:
         self._moves = moves
         self._limit = limit
@@ -64,11 +77,13 @@ class WaitingAttempt:
         """The replica's address and engine at the time of the placement; None if this gateway did not know it."""
         self.serving = serving
         self.tried = tried
+        self.may_leave = may_leave
+        """Whether the request may be sent again. One with effects may not."""
         self.since_s = 0.0
         self.is_scheduled = False
         """Whether it moves within the next second."""
         self.move_reason = ""
-        """Why it was moved: dead, hung or unreachable. Empty if it was not moved."""
+        """Why it was moved: asleep, dead, hung or unreachable. Empty if it was not moved."""
 
     def __enter__(self) -> WaitingAttempt:
         self.since_s = time.monotonic()
@@ -109,10 +124,17 @@ class Moves:
         self._silences: dict[str, tuple[int, float]] = {}
         """Replica that requests wait for → how many pieces of answers it has sent, and since when it is silent."""
 
-    def attempt(self, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit) -> WaitingAttempt:
+    def attempt(
+        self,
+        replica: str,
+        serving: Collection[str],
+        tried: Sequence[Ticket],
+        limit: Limit,
+        may_leave: bool = True,
+    ) -> WaitingAttempt:
         """`with moves.attempt(…) as waiting:` surrounds an attempt until its client gets a byte, inside `limit`. The
         attempt may move to the replicas in `serving` that are not in `tried`."""
-        return WaitingAttempt(self, replica, self._fleet.members.get(replica), serving, tried, limit)
+        return WaitingAttempt(self, replica, self._fleet.members.get(replica), serving, tried, limit, may_leave)
 
     def unreachable(self, serving: Collection[str], pool: str) -> Collection[str]:
         """The replicas that this gateway alone cannot reach. Empty if no other replica of `serving` is ready: then
@@ -139,7 +161,10 @@ class Moves:
     def _check_all(self, now_s: float) -> None:
         for name in self._store.pool_names():
             pool = self._store.pool(name)
-            states = {name: "ready" if record.is_serving else record.state for name, record in pool.records.items()}
+            states = {
+                name: "ready" if record.is_serving or record.state == ASLEEP else record.state
+                for name, record in pool.records.items()
+            }
             self._registry_deaths.setdefault(name, PoolDeaths()).observe(states, now_s)
             seen = {each.id: "ready" if each.alive else "dead" for each in self._fleet.targets if each.pool == name}
             self._local_deaths.setdefault(name, PoolDeaths()).observe(seen, now_s)
@@ -165,6 +190,10 @@ class Moves:
         if known is None or known[0].identity.is_taken:
             return
         member, record = known
+        if record.state == ASLEEP:
+            for waiting in [each for each in self.waiting[replica] if each.may_leave and each.member is member]:
+                waiting.move(ASLEEP)
+            return
         if now_s - self._silent_since_s(replica) < _SILENT_S:
             self._hangs.forget(replica)
             return

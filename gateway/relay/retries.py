@@ -21,6 +21,8 @@ from gateway.errors import ApiError
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _UNAVAILABLE = 503
 _NOT_EXECUTED = frozenset({"refused", "status_429", "status_503"})
+_PAUSED = b"Generation is paused"
+"""vLLM's words to requests that come while it is paused. They have no code of their own."""
 _MAX_ERROR_BYTES = 16 * 1024
 """Real error bodies are smaller. Of a larger one, only the status is compared."""
 
@@ -39,6 +41,11 @@ class Failure:
     def is_server_error(self) -> bool:
         """Whether the replica answered that it failed. (429 says that it is overloaded.)"""
         return self.status >= 500
+
+    @property
+    def is_pause(self) -> bool:
+        """Whether the engine answered that it is paused. Then it is well."""
+        return self.status == _UNAVAILABLE and _PAUSED in (self.body or b"")
 
 
 def ends_attempts(failures: Sequence[Failure], has_effects: bool = False) -> bool:
@@ -70,13 +77,13 @@ def maybe_executed(failures: Sequence[Failure]) -> ApiError | None:
 def held_against_replicas(failures: Sequence[Failure], was_answered: bool) -> list[int]:
     """The indexes of the server errors that count against their replicas. Call it after the last attempt.
 
-    If a replica answered, all of them count. Otherwise those count that no other replica repeated.
+    If a replica answered, all of them count. Otherwise those count that no other replica repeated. Pauses never count.
     """
     said = [_said(failure) for failure in failures]
     return [
         index
         for index, failure in enumerate(failures)
-        if failure.is_server_error and (was_answered or said.count(said[index]) == 1)
+        if failure.is_server_error and not failure.is_pause and (was_answered or said.count(said[index]) == 1)
     ]
 
 

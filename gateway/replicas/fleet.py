@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from coordinator.engine.facts import EngineFacts, ModelCard, base_card
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.replicas.identity import Identity
@@ -25,6 +25,7 @@ from gateway.upstream import Upstream
 _PROBLEMS = {
     "hung": "it has work, and shows no progress",
     "draining": "it is drained: it gets no new requests until `kvgate undrain`, or until it restarts",
+    ASLEEP: "it sleeps or is paused: it gets requests again when it is awake (POST /wake_up or /resume)",
     "dead": "it answers this gateway, but not the gateway that checks the pool's replicas",
 }
 _LIVES = re.compile(r"life-(\d{1,15})")
@@ -49,6 +50,10 @@ class Member:
     checked_s: float = 0.0
     answered_s: float = field(default_factory=time.monotonic)
     """When it last answered, or when this gateway first learned of it."""
+    tells_sleep: bool = True
+    """Whether its engine has /is_sleeping, as far as this gateway knows."""
+    is_asleep: bool = False
+    """Whether it was asleep when this gateway last knew."""
     lacks_metrics: bool = False
     """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
     identity: Identity = field(default_factory=Identity)
@@ -176,6 +181,11 @@ class Fleet:
         member = self.members.get(replica)
         return member is not None and self._state(member) == "draining"
 
+    def is_asleep(self, replica: str) -> bool:
+        """Whether its engine was put to sleep, or is paused."""
+        member = self.members.get(replica)
+        return member is not None and self._state(member) == ASLEEP
+
     def is_exact(self, replica: str) -> bool:
         """Whether an agent reports what the replica holds, according to the last heartbeat."""
         member = self.members.get(replica)
@@ -210,7 +220,7 @@ class Fleet:
 
     def _state(self, member: Member) -> str:
         if member.identity.is_taken:  # the record describes another engine
-            return "ready" if member.alive else "dead"
+            return "dead" if not member.alive else ASLEEP if member.is_asleep else "ready"
         record = self._store.pool(member.pool).records.get(member.id) if member.pool else None
         return record.state if record is not None else ""
 

@@ -15,10 +15,11 @@ from zlib import crc32
 import structlog
 
 from coordinator.chores.held_keys import forget
-from coordinator.engine.facts import EngineFacts, base_card, parse_metrics, parse_models
+from coordinator.engine.facts import EngineFacts, base_card, parse_metrics, parse_models, parse_sleep
+from coordinator.engine.light_json import parse_answer
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.identity import IdentityFacts
@@ -34,7 +35,7 @@ _SEARCH_ROUNDS = 240
 _DISCOVER_ROUNDS, _DISCOVERED_PER_ROUND = 5, 40
 """Once in 5 rounds, a replica's models and metrics are read too, and gateways that are not the worker check it as well.
 In a fleet of more than 200 it is less often: a gateway makes 40 such checks in a round."""
-_KEPT_STATES = ("hung", "draining")
+_KEPT_STATES = ("hung", "draining", ASLEEP)
 """States that a good /health does not end."""
 _PATIENCE_S = 6.0
 """Longer than any lease in the store. After a restart or a move, the record and the replica disagree for less than this
@@ -146,13 +147,14 @@ class HealthChecks:
         return known is not None and known.incarnation != member.incarnation(known)
 
     async def _check_once(self, member: Member) -> None:
-        was_alive, member.checked_s = member.alive, time.monotonic()
+        was_alive, member.checked_s, is_full = member.alive, time.monotonic(), False
+        is_ours = self._fleet.is_ours(member)
         try:
-            is_ours = self._fleet.is_ours(member)
             health = await self._upstream.get(member.url, "/health", self._health.timeout_s, with_key=is_ours)
             if health.status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {health.status}")
-            if is_ours and (self._may_have_restarted(member) or self._is_turn(member)):
+            is_full = is_ours and (self._may_have_restarted(member) or self._is_turn(member))
+            if is_full:
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
@@ -168,6 +170,38 @@ class HealthChecks:
             log("replica", replica=member.id, alive=member.alive, problem=member.problem)
         await self._read_pool_once(member)
         self._register(member)
+        if member.is_answering and self._fleet.is_ours(member):
+            self._note_sleep(member, await self._ask_sleep(member, is_full))
+
+    async def _ask_sleep(self, member: Member, is_full: bool) -> bool | None:
+        """Whether the engine sleeps; None if this check does not tell. Agents read it twice a second. So an engine that
+        an agent follows is asked with a full check only."""
+        state = self._store.pool(member.pool).state if self._store.is_connected(member.pool) else None
+        is_followed = state is not None and state.is_followed(member.id)
+        if is_followed and not is_full:
+            return None
+        if member.tells_sleep:
+            try:
+                answer = await self._upstream.get(member.url, "/is_sleeping", self._health.timeout_s)
+            except UpstreamError:
+                return None  # an engine answers between two steps, and one may last long
+            with suppress(ValueError):
+                if (told := parse_sleep(parse_answer("GET /is_sleeping", answer.status, answer.body))) is not None:
+                    return told
+            member.tells_sleep = answer.status >= 500
+        told = member.facts.is_asleep if is_full else None
+        return told or (None if is_followed else told)
+
+    def _note_sleep(self, member: Member, is_asleep: bool | None) -> None:
+        """Say in the registry that a replica sleeps, or is awake again; any gateway may."""
+        pool = self._store.pool(member.pool)
+        record = pool.records.get(member.id)
+        if is_asleep is None or record is None or record.incarnation != member.incarnation(record):
+            return
+        member.is_asleep = is_asleep
+        if is_asleep != (record.state == ASLEEP) and record.state != "dead" and not member.identity.is_taken:
+            _log.info("asleep" if is_asleep else "awake", replica=member.id)
+            pool.change_state(member.id, record.incarnation, record.state, ASLEEP if is_asleep else "ready")
 
     async def _read_pool_once(self, member: Member) -> None:
         """Learn what other gateways registered in a pool before this one registers anything there."""
@@ -194,6 +228,7 @@ class HealthChecks:
                 f"a data-parallel server with {len(facts.ranks)} ranks behind one address: list it once per rank, "
                 "each with its own id and dp_rank",
             )
+        member.tells_sleep |= facts.started != member.facts.started
         member.facts = facts if facts.started else replace(facts, started=member.facts.started)
         if cards != member.cards:
             member.cards, member.pool = cards, pool_slug(base.root)

@@ -244,9 +244,12 @@ def resolve_model(fleet: Fleet, name: str | None, path: str) -> ServedModel:
     return served
 
 
-def no_replica() -> ApiError:
-    """A 503. It names no reason, because reasons hold addresses, which only operators may see (GET /ready)."""
-    return ApiError(503, "no_replica", "No replica can serve this now; /ready says why.", headers={"retry-after": "1"})
+def no_replica(*, are_asleep: bool = False) -> ApiError:
+    """A 503. It names no other reason than sleep, because reasons hold addresses, which only operators may see
+    (GET /ready)."""
+    why = ": replicas of this model are asleep" if are_asleep else ""
+    message = f"No replica can serve this now{why}; /ready says {'more' if why else 'why'}."
+    return ApiError(503, "no_replica", message, headers={"retry-after": "1"})
 
 
 def upstream_headers(headers: Mapping[str, str], request_id: str, pass_authorization: bool) -> dict[str, str]:

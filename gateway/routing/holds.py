@@ -73,7 +73,8 @@ class Holds:
             async with asyncio.timeout(job.held_since_s + self._queue.hold_s - now_s):
                 await held.ready
         except TimeoutError:
-            message = f"No replica became ready for this model within {self._queue.hold_s:g} s."
+            why = ", and replicas of it are asleep" if any(map(self._fleet.is_asleep, job.served.replicas)) else ""
+            message = f"No replica became ready for this model within {self._queue.hold_s:g} s{why}."
             raise ApiError(503, "no_replica", message, headers={"retry-after": "5"}) from None
         finally:
             self._held.remove(held)

@@ -17,7 +17,7 @@ from heapq import nlargest
 
 from blake3 import blake3
 
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.subset import Subset
 
 CONTENDERS = 32
@@ -35,12 +35,12 @@ def rendezvous_order(replicas: Subset, affinity: bytes, is_usable: Callable[[str
 
 
 def fallback_order(records: Mapping[str, ReplicaRecord], replicas: Subset, pinned: str, affinity: bytes) -> list[str]:
-    """The order in which all gateways try replicas without a store: the ready ones, or all that are not drained if none
-    is ready."""
+    """The order in which all gateways try replicas without a store: the ready ones; if none is ready, all but the
+    drained and sleeping ones."""
     if pinned:
         return [pinned] if pinned in replicas and pinned in records else []
     order = rendezvous_order(replicas, affinity, lambda name: name in records and records[name].state == "ready")
-    return [replica for replica in order if replica in records and records[replica].state != "draining"]
+    return [name for name in order if name in records and records[name].state not in ("draining", ASLEEP)]
 
 
 def first_usable(order: Iterable[str], avoided: Iterable[str], tried: Iterable[str]) -> str | None:

@@ -29,5 +29,5 @@ is refused with vLLM's message. Where to look:
     chunk_redis    ... and in a Redis                throughput       two of LMCache's metrics
     events         vLLM's KV events                  publisher        sends them over ZeroMQ, and replays them
     metrics        vLLM's metrics                    stats            counts of one engine, which metrics shows
-    faults         failures on demand
+    faults         failures on demand                sleep            sleep and pause
 """

@@ -13,6 +13,7 @@ from gateway.simulator.errors import RequestRefused
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.prompt import BlockHasher, token_text
 from gateway.simulator.replica import SimReplica
+from gateway.simulator.sleep import level_of, mode_of
 
 _EVENT_SOURCES_SINCE = (0, 32)
 
@@ -77,6 +78,39 @@ async def unload_lora_adapter(replica: SimReplica, request: web.Request) -> web.
 async def reset_prefix_cache(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     """Keeps the CPU tier unless the request names it, as vLLM does."""
     return web.json_response({"reset": replica.clear_caches(request.query.get("reset_external") == "true")})
+
+
+async def sleep(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    level = level_of(request)
+    await replica.sleep.sleep(level, mode_of(request))
+    return web.json_response({"status": "sleeping", "level": level})
+
+
+async def wake_up(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    tags = request.query.getall("tags", [])
+    status = "awake" if replica.sleep.wake_up(tags) else "sleeping"
+    return web.json_response({"status": status, "tags": tags or None})
+
+
+async def pause(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    await replica.sleep.pause(mode_of(request), request.query.get("clear_cache", "true") == "true")
+    return web.json_response({"status": "paused"})
+
+
+async def resume(replica: SimReplica, _: web.Request) -> web.StreamResponse:
+    replica.sleep.resume()
+    return web.json_response({"status": "resumed"})
+
+
+async def is_sleeping(replica: SimReplica, _: web.Request) -> web.StreamResponse:
+    """The engines answer it, between two steps."""
+    for engine in replica.engines:
+        await engine.goes_on.wait()
+    return web.json_response({"is_sleeping": replica.sleep.is_sleeping})
+
+
+async def is_paused(replica: SimReplica, _: web.Request) -> web.StreamResponse:
+    return web.json_response({"is_paused": replica.sleep.is_paused})
 
 
 async def fail(replica: SimReplica, request: web.Request) -> web.StreamResponse:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 
 from gateway.simulator.cache import Block, BlockCache
 from gateway.simulator.events import EventLog, Events
@@ -25,6 +26,14 @@ _FULL_SPEED_BURST_STEPS = 16
 """At speed 0 the engine yields to the loop after this many steps, so that an answer of default length is one write."""
 _LOAD_COST = 0.1
 """The time to load a token from the CPU tier, as a part of the time to prefill it."""
+
+
+class PauseState(Enum):
+    """What the scheduler may start: everything, no new request, or nothing."""
+
+    UNPAUSED = "unpaused"
+    PAUSED_NEW = "new"
+    PAUSED_ALL = "all"
 
 
 class SimEngine:
@@ -56,6 +65,8 @@ class SimEngine:
         self._on_first_token = on_first_token
         self._on_finish = on_finish
         self._work = asyncio.Event()
+        self._stepped = asyncio.Event()
+        self.pause = PauseState.UNPAUSED
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
@@ -88,6 +99,23 @@ class SimEngine:
         if cleared:
             self._events.cleared()
         return cleared
+
+    def set_pause(self, pause: PauseState) -> None:
+        self.pause = pause
+        self._work.set()
+
+    async def idle(self) -> None:
+        """Wait until no request runs."""
+        while self.running:
+            self._stepped.clear()
+            await self._stepped.wait()
+
+    def reset_caches(self) -> None:
+        """Reset all caches. Running requests lose their blocks, and wait again."""
+        while self.running:
+            self._preempt()
+        self.clear_cache()
+        self.cpu_tier.clear()
 
     def foresee(self, hashes: Sequence[int], on_their_way: Iterable[int] = ()) -> int:
         """How many leading blocks of a prompt that arrives now will be cached when it is scheduled, without evictions.
@@ -144,6 +172,8 @@ class SimEngine:
         prefill_tokens = self._loaded_tokens = 0
         limit = self._settings.max_num_batched_tokens
         preempted = self.stats.preemptions
+        if self.pause is PauseState.PAUSED_ALL:
+            return batch, prefill_tokens
         for sequence in tuple(self.running):
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted by a sequence before it
@@ -153,7 +183,7 @@ class SimEngine:
             if want > 0 and self._grow_or_preempt(sequence, want):
                 batch.append((sequence, want))
                 prefill_tokens += want if want > 1 else 0
-        if self.stats.preemptions > preempted:
+        if self.stats.preemptions > preempted or self.pause is PauseState.PAUSED_NEW:
             return batch, prefill_tokens
         at = 0
         while at < len(self.waiting) and len(self.running) < self._settings.max_num_seqs and prefill_tokens < limit:
@@ -186,6 +216,7 @@ class SimEngine:
                 self._storing_s += self._lmcache.store(sequence, sequence.computed)
             if sequence.is_prefilled:
                 self._sample(sequence)
+        self._stepped.set()
 
     def _step_s(self, prefill_tokens: int) -> float:
         storing_s, self._storing_s = self._storing_s, 0.0
@@ -248,14 +279,18 @@ class SimEngine:
 
     def _grow_or_preempt(self, sequence: TokenSequence, tokens: int) -> bool:
         while not self._grow(sequence, tokens):
-            youngest = self.running.pop()
-            self._release(youngest)
-            youngest.state = SequenceState.WAITING
-            self.waiting.appendleft(youngest)
-            self.stats.preemptions += 1
-            if youngest is sequence:
+            if self._preempt() is sequence:
                 return False
         return True
+
+    def _preempt(self) -> TokenSequence:
+        """The youngest running sequence loses its blocks and becomes the first in the queue."""
+        youngest = self.running.pop()
+        self._release(youngest)
+        youngest.state = SequenceState.WAITING
+        self.waiting.appendleft(youngest)
+        self.stats.preemptions += 1
+        return youngest
 
     def _grow(self, sequence: TokenSequence, tokens: int, hits: Sequence[Block] = (), loaded_tokens: int = 0) -> bool:
         """Hold the blocks for `tokens` more of a sequence, its `hits` and the loaded tokens before them, and store the

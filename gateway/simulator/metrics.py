@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.images import ImageReader
 from gateway.simulator.settings import SimSettings
+from gateway.simulator.sleep import Sleep
 
 _LABELS = ("model_name", "engine")
 _TTFT_BUCKETS_S = (
@@ -73,16 +74,17 @@ class SimMetrics:
         labels = (self._model_name, str(rank))
         return self._ttft.labels(*labels).observe, self._e2e.labels(*labels).observe
 
-    def watch(self, engines: Sequence[SimEngine]) -> None:
-        self._registry.register(_EngineCollector(self._settings, engines, self._images))
+    def watch(self, engines: Sequence[SimEngine], sleep: Sleep) -> None:
+        self._registry.register(_EngineCollector(self._settings, engines, self._images, sleep))
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
 
 
 class _EngineCollector(Collector):
-    def __init__(self, settings: SimSettings, engines: Sequence[SimEngine], images: ImageReader) -> None:
+    def __init__(self, settings: SimSettings, engines: Sequence[SimEngine], images: ImageReader, sleep: Sleep) -> None:
         self._settings = settings
+        self._sleep = sleep
         self._engines = engines
         self._images = images
         self._model_name = settings.served_names[0]
@@ -106,7 +108,17 @@ class _EngineCollector(Collector):
         if self._settings.lmcache is None:  # the configured credit for loading applies; a measured one would be zero
             for name, read in _PREFILLS.items():
                 yield self._of_prefills(name, read)
+        yield self._sleep_state()
         yield self._cache_config()
+
+    def _sleep_state(self) -> Metric:
+        level = self._sleep.level
+        states = {"awake": level is None, "weights_offloaded": level == 1, "discard_all": level == 2}
+        family = GaugeMetricFamily("vllm:engine_sleep_state", "Engine sleep state.", labels=(*_LABELS, "sleep_state"))
+        for rank in range(len(self._engines)):
+            for name, is_so in states.items():
+                family.add_metric((self._model_name, str(rank), name), is_so)
+        return family
 
     def _of_prefills(self, name: str, read: Callable[[SimEngine], float]) -> Metric:
         family = HistogramMetricFamily(name, name, labels=_LABELS)

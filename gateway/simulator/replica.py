@@ -20,6 +20,7 @@ from gateway.simulator.sampling import TokenLimit, token_limit
 from gateway.simulator.sequence import EventTag
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.sim_lmcache import SimLmcache
+from gateway.simulator.sleep import Sleep
 from gateway.tasks import Tasks
 
 _RECENT = 64
@@ -81,7 +82,8 @@ class SimReplica:
             )
             for place, rank in enumerate(settings.ranks)
         ]
-        self.metrics.watch(self.engines)
+        self.sleep = Sleep(self.engines)
+        self.metrics.watch(self.engines, self.sleep)
         self.tasks = Tasks()
         self.adapters = list(settings.adapters)
         self.recent: deque[RecentRequest] = deque(maxlen=_RECENT)
@@ -126,12 +128,14 @@ class SimReplica:
         each_token: bool,
         tag: EventTag,
     ) -> Generation:
-        """A generation that is not started. Raises a 400 if a prompt is empty or too long.
+        """A generation that is not started. Raises a 400 if a prompt is empty or too long, and a 503
+        while the engines are paused.
 
         The caller has limited its answers by `token_limit`.
         """
         for prompt in prompts:
             self._check_length(prompt, room=0)
+        self.sleep.refuse_if_paused()
         return Generation(self._engine_for(headers), prompts, answers, each_token, tag)
 
     def token_limit(self, prompt: EnginePrompt, max_tokens: int | None, name: str) -> TokenLimit:

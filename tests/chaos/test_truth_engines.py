@@ -41,6 +41,30 @@ async def test_a_cache_that_was_cleared_is_empty_in_the_map_after_the_next_step(
     await truth.settle(texts)
 
 
+async def test_an_engine_that_sleeps_holds_nothing_in_the_map_although_it_says_so_only_when_it_is_awake(
+    truth: TruthStage,
+) -> None:
+    r0 = truth.replica("r0")
+    texts = await truth.warm(3, r0)
+    await truth.http.post(f"{r0.url}/sleep")
+    await eventually(lambda: is_in_state(truth, r0, "asleep"))
+    await eventually(lambda: owns_nothing(truth, texts))
+    await truth.http.post(f"{r0.url}/wake_up")
+    await eventually(lambda: is_in_state(truth, r0, "ready"))
+    await eventually(truth.is_exact_everywhere)
+    for text in texts:
+        assert not (await truth.ask(text)).is_overpredicted
+    await truth.settle(texts)
+
+
+async def is_in_state(truth: TruthStage, replica: SimReplica, state: str) -> bool:
+    return (await truth.ledger.replicas())[replica.id].state == state
+
+
+async def owns_nothing(truth: TruthStage, texts: list[str]) -> bool:
+    return not any([await truth.owners(text) for text in texts])
+
+
 async def test_a_cache_that_forgot_without_a_word_is_found_out_by_what_it_answers(truth: TruthStage) -> None:
     r0 = truth.replica("r0")
     texts = await truth.warm(5, r0)

@@ -44,7 +44,7 @@ local function learn(names, step)
 end
 
 -- Tells good, broken and dead replicas apart by their records and breakers. One that is drained is none of these, except
--- for requests that can go nowhere else.
+-- for requests that can go nowhere else. One that is asleep is none of these.
 local function classify(names)
   local good, broken, dead = {}, {}, {}
   if #names == 0 then
@@ -66,7 +66,7 @@ local function classify(names)
     if life_of_name[replica] and (not state or (state == 'draining' and replica == pinned)) then
       local tier = is_open and broken or good
       tier[#tier + 1] = replica
-    elseif state and state ~= 'draining' then
+    elseif state and state ~= 'draining' and state ~= 'asleep' then
       dead[#dead + 1] = replica
     end
   end

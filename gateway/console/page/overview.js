@@ -9,7 +9,7 @@ const GAP_MS = 15_000;
 function stateOf(replica) {
   if (replica.breaker_open) return ["breaker open", "bad"];
   if (replica.state === "draining" && replica.active_requests === 0 && replica.keys === 0) return ["drained", "warn"];
-  const classes = { ready: "good", draining: "warn" };
+  const classes = { ready: "good", draining: "warn", asleep: "warn" };
   return [replica.state, classes[replica.state] ?? "bad"];
 }
 

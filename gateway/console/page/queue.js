@@ -17,7 +17,7 @@ export function drawQueue(cluster) {
 function roomOf(room, cluster) {
   if (!cluster.is_of_now) return cell("not known", "quiet");
   if (room.has_room) return cell("yes", "good");
-  return room.state === "ready" ? cell("no", "warn") : cell(`no: ${room.state}`, room.state.startsWith("drain") ? "warn" : "bad");
+  return room.state === "ready" ? cell("no", "warn") : cell(`no: ${room.state}`, ["draining", "drained", "asleep"].includes(room.state) ? "warn" : "bad");
 }
 
 function used(amount, limit, unlimited = "no limit") {

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from coordinator.engine.facts import ModelCard
 from coordinator.finding import FindingKind, Result, Unchecked
+from coordinator.registry import ASLEEP
 from gateway.doctor.evidence import Evidence, PoolEvidence, ReplicaEvidence, Unknown, grouped
 
 _NAMES_SESSIONS = (0, 30)
@@ -61,6 +62,12 @@ HUNG = FindingKind(
     "error",
     "it has work and makes no progress, so gateways send it nothing, even if its /health answers 200",
     "check its log and its GPU, and restart it: {url}; gateways use it again when it makes progress",
+)
+SLEEPS = FindingKind(
+    "replica-asleep",
+    "warning",
+    "its engine was put to sleep or is paused: it gets no requests, and the other replicas carry its share of the load",
+    "wake it up: curl -X POST {url}/wake_up (or /resume, if it was paused); gateways use it again by themselves",
 )
 BREAKER_OPEN = FindingKind(
     "breaker-open",
@@ -196,6 +203,13 @@ def hung(pool: PoolEvidence) -> Iterator[Result]:
             yield HUNG.seen(f"replica {record.replica}", f"gateways found that {record.url} hangs", url=record.url)
 
 
+def asleep(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether a replica's engine sleeps."""
+    for record in pool.records():
+        if record.state == ASLEEP:
+            yield SLEEPS.seen(f"replica {record.replica}", f"gateways found that {record.url} sleeps", url=record.url)
+
+
 def drained(pool: PoolEvidence) -> Iterator[Result]:
     """Whether a replica has been drained for long."""
     for replica, since_ms in pool.last.drained_since_ms.items() if pool.snapshots else ():
@@ -258,7 +272,7 @@ def serving(pool: PoolEvidence) -> Iterator[Result]:
         yield SERVING_DIFFERS.seen(pool.subject, f"max_model_len {differing}")
 
 
-CHECKS_OF_POOL = (dead, hung, drained, broken, watched, readable, versions, hashing, serving)
+CHECKS_OF_POOL = (dead, hung, asleep, drained, broken, watched, readable, versions, hashing, serving)
 
 
 def names(evidence: Evidence) -> Iterator[Result]:

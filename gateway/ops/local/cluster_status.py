@@ -15,6 +15,7 @@ from gateway.ops.local.processes import Process, Stopped, stop
 from gateway.ops.local.state_dir import Cluster, ClusterProcess, agent_id, forget_cluster, read_cluster, read_processes
 
 State = Literal["ready", "not ready", "dead"]
+_ASLEEP = "asleep: it gets no requests until its engine is awake (POST /wake_up or /resume)"
 _DRAINED = "drained: it gets no new requests until kvgate undrain, or until its engine restarts"
 
 
@@ -48,13 +49,15 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
     warnings = [warning for answer in answers for warning in answer.store_warnings]
     heard = frozenset().union(*(answer.exact for answer in answers))
     drained = frozenset().union(*(answer.draining for answer in answers))
-    statuses = [replace(one, detail=one.detail or _DRAINED) if one.id in drained else one for one in statuses]
+    asleep = frozenset().union(*(answer.asleep for answer in answers))
+    told = dict.fromkeys(drained, _DRAINED) | dict.fromkeys(asleep, _ASLEEP)
+    statuses = [replace(one, detail=one.detail or told.get(one.id, "")) for one in statuses]
     agents = {process.id: process for process in processes if process.kind == "agent"}
     return [
         _redis_status(cluster, redis, redis_problem, warnings),
         *statuses,
         *(
-            _agent_status(member, agents[name], member.id in heard, member.id in drained)
+            _agent_status(member, agents[name], member.id in heard, member.id in told)
             for member in cluster.replicas
             if (name := agent_id(member.id)) in agents
         ),
@@ -77,8 +80,8 @@ async def _replica_status(http: httpx.AsyncClient, member: ClusterProcess, proce
     return MemberStatus("replica", member.id, member.url, member.pid, _state(process, problem), problem or "")
 
 
-def _agent_status(replica: ClusterProcess, process: Process, is_heard: bool, is_drained: bool) -> MemberStatus:
-    problem = None if is_heard or is_drained else "no gateway hears it: Redis is away, or its replica is not ready"
+def _agent_status(replica: ClusterProcess, process: Process, is_heard: bool, is_resting: bool) -> MemberStatus:
+    problem = None if is_heard or is_resting else "no gateway hears it: Redis is away, or its replica is not ready"
     return MemberStatus("agent", process.id, replica.url, process.pid, _state(process, problem), problem or "")
 
 

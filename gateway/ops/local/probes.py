@@ -28,6 +28,8 @@ class ProbeAnswer:
     """The replicas whose agents the gateway hears."""
     draining: frozenset[str] = frozenset()
     """The replicas that are drained."""
+    asleep: frozenset[str] = frozenset()
+    """The replicas whose engines sleep or are paused."""
     store_warnings: tuple[str, ...] = ()
     """Warnings about Redis, from the gateway that watches it."""
     taken_ids: tuple[str, ...] = ()
@@ -45,7 +47,7 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
         response = await http.get(f"{url}/ready")
         body = response.json()
         store, reasons = body.get("store"), body.get("reasons") or [f"/ready answered {response.status_code}"]
-        exact, draining = frozenset(body.get("exact") or ()), frozenset(body.get("draining") or ())
+        exact, draining, asleep = (frozenset(body.get(each) or ()) for each in ("exact", "draining", "asleep"))
         warnings = tuple(map(str, body.get("store_warnings") or ()))
         taken = tuple(f"{replica}: {said}" for replica, said in (body.get("taken_ids") or {}).items())
     except _FAILURES as error:
@@ -53,7 +55,7 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     except (ValueError, AttributeError):
         return ProbeAnswer(f"/ready on {url} answered {response.status_code}, but not like a gateway")
     problem = None if response.status_code == 200 else ", ".join(map(str, reasons))
-    return ProbeAnswer(problem, store, exact, draining, warnings, taken)
+    return ProbeAnswer(problem, store, exact, draining, asleep, warnings, taken)
 
 
 async def ask_replica(http: httpx.AsyncClient, url: str) -> ProbeAnswer:

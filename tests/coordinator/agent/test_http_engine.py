@@ -100,6 +100,27 @@ async def test_a_rank_that_publishes_nothing_has_no_endpoints(server: Server, cl
     assert (await HttpEngine(client, server.url, dp_rank=7).look()).events == ""
 
 
+SLEEP_METRICS = METRICS + 'vllm:engine_sleep_state{engine="0",sleep_state="awake"} %s\n'
+
+
+async def test_whether_it_sleeps_its_server_tells_and_its_metrics_if_that_does_not(
+    server: Server, client: ControlClient
+) -> None:
+    """Metrics do not tell of a pause. A server without the development mode has no /is_sleeping."""
+    engine = HttpEngine(client, server.url)
+    server.answers |= {"/metrics": SLEEP_METRICS % 1, "/is_sleeping": {"is_sleeping": True}}
+    assert (await engine.look()).is_asleep is True
+    server.answers["/is_sleeping"] = 500  # it is too busy to tell
+    assert (await engine.look()).is_asleep is True
+    server.answers["/is_sleeping"] = {"is_sleeping": False}
+    assert (await engine.look()).is_asleep is False
+    del server.answers["/is_sleeping"]
+    for awake, is_asleep in ((1, False), (0, True)):
+        server.answers["/metrics"] = SLEEP_METRICS % awake
+        assert (await HttpEngine(client, server.url).look()).is_asleep is is_asleep
+    assert server.asked.count("/is_sleeping") == 6  # the last two engines are asked once each
+
+
 async def test_an_endpoint_that_names_its_host_stays_as_it_is(server: Server, client: ControlClient) -> None:
     server.answers["/kv_event_sources"] = {"0": source(5557, host="10.1.2.3", replays=False)}
     snapshot = await HttpEngine(client, server.url).look()

@@ -63,6 +63,15 @@ vllm:generation_tokens_total{engine="1"} 7
     assert parse_metrics(text, None).figures == {"running": 2}
 
 
+def test_an_engine_sleeps_that_is_not_awake_at_any_level() -> None:
+    text = "".join(
+        f'vllm:engine_sleep_state{{engine="{rank}",sleep_state="{state}"}} {value}\n'
+        for rank, values in (("0", (1.0, 0.0)), ("1", (0.0, 1.0)), ("2", (0.0, 0.0)))
+        for state, value in zip(("awake", "weights_offloaded"), values, strict=True)
+    )
+    assert [parse_metrics(text, rank).is_asleep for rank in (0, 1, 2, 3)] == [False, True, True, None]
+
+
 @pytest.mark.parametrize(
     "text",
     [
