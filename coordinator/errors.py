@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class StoreError(Exception):
     """The store could not answer. A missing value is never reported this way."""
@@ -12,7 +14,12 @@ class StoreDown(StoreError):
 
 
 class StoreLate(StoreError):
-    """No answer within the caller's budget: the call may still run."""
+    """No answer within the caller's budget: the call may still run. `cause` says what took the time: `redis`, or the
+    `gateway` itself."""
+
+    def __init__(self, message: str, cause: Literal["redis", "gateway"] = "redis") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class StoreRefused(StoreError):

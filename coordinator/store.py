@@ -17,6 +17,7 @@ from coordinator.keys import PoolKeys, pools_key
 from coordinator.pool.pool import Pool
 from coordinator.redis.address import connect as open_wire
 from coordinator.redis.address import is_cluster
+from coordinator.redis.time_limit import LoopLag
 from coordinator.store_connection import CONNECT_S, StoreConnection, StoreOptions
 
 __all__ = ["Store", "StoreOptions"]
@@ -30,6 +31,7 @@ class Store:
         self.on_change: Callable[[bool, str], None] = lambda _up, _reason: None
         self.on_news: Callable[[], None] = lambda: None
         """Called when a heartbeat has told something new of any pool's replicas."""
+        self.lag = LoopLag()
         self._does_chores = does_chores
         self._settings = settings
         self.pools_key = pools_key(settings.namespace)
@@ -47,7 +49,7 @@ class Store:
         return f"<Store {self._home}, {self._connections}>"
 
     def _connect(self, key: str) -> StoreConnection:
-        return StoreConnection(self._settings, key, self._changed)
+        return StoreConnection(self._settings, key, self._changed, self.lag)
 
     def _news(self) -> None:
         self.on_news()
@@ -84,7 +86,7 @@ class Store:
             settings = self._settings
             anchor = PoolKeys(name, settings.namespace).anchor
             connect = partial(open_wire, settings.url, anchor, CONNECT_S)
-            pool = Pool(name, self.gateway, settings.budget_s, self._does_chores, settings.namespace, connect)
+            pool = Pool(name, self.gateway, settings.budget_s, self._does_chores, settings.namespace, connect, self.lag)
             pool.on_news = self._news
             self._pools[name] = pool
             self._connections[name] = connection = self._connect(pool.keys.anchor) if self._is_cluster else self._home
@@ -111,7 +113,7 @@ class Store:
     def _connect_for(self, key: str) -> StoreConnection:
         if self._running is None:
             raise StoreDown("the store is not connected")
-        connection = self._of_keys[key] = StoreConnection(self._settings, key, lambda _up, _reason: None)
+        connection = self._of_keys[key] = StoreConnection(self._settings, key, lambda _up, _reason: None, self.lag)
         self._running.create_task(connection.run())
         return connection
 

@@ -2,7 +2,7 @@
 
     down   --connect, PING within the budget, missing scripts loaded, everything reasserted--> up
     up     --connection lost, a reply overdue, or N placements in a row refused--> down
-    up     --N placements in a row late--> paused
+    up     --N placements in a row late, because of Redis--> paused
     paused --after a time, PING within the budget--> up, until the first placement is late again
     paused --connection lost, or a reply overdue--> down
 
@@ -30,7 +30,7 @@ from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.checks import settings_warnings
 from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
-from coordinator.redis.time_limit import answered
+from coordinator.redis.time_limit import LoopLag, answered
 from coordinator.redis.wire import Wire, has_result, load_scripts
 from coordinator.scripts import PolicyKnobs
 
@@ -62,11 +62,11 @@ class StoreConnection:
     """Owns one connection, to the server that has `key`. Pools that are added are attached to it while it is up. Run
     `run()` as a task while it is used."""
 
-    def __init__(self, settings: StoreOptions, key: str, on_change: Callable[[bool, str], None]) -> None:
+    def __init__(self, settings: StoreOptions, key: str, on_change: Callable[[bool, str], None], lag: LoopLag) -> None:
         self.reason = "not connected yet"
         """Why it is down or paused; empty while it is up."""
         self.warnings: list[str] = []
-        self._settings = settings
+        self._settings, self._lag = settings, lag
         self._key = key
         self._on_change = on_change
         self._pools: dict[str, Pool] = {}
@@ -122,7 +122,8 @@ class StoreConnection:
                 self._say_up()
             return
         now = asyncio.get_running_loop().time()
-        is_failure = isinstance(error, StoreLate | StoreRefused) and self.is_up()
+        is_own = isinstance(error, StoreLate) and error.cause == "gateway"
+        is_failure = isinstance(error, StoreLate | StoreRefused) and not is_own and self.is_up()
         if not is_failure or now - self._missed_at < self._settings.budget_s:
             return
         self._missed_at = now
@@ -150,7 +151,7 @@ class StoreConnection:
     def _probe(self, wire: Wire) -> None:
         """A PING waits in Redis behind the same calls as a placement, and costs Redis next to nothing."""
         if wire is self._wire:
-            reply = wire.send("PING", budget_s=self._settings.budget_s)
+            reply = wire.send("PING", budget_s=self._lag.extended(self._settings.budget_s))
             reply.add_done_callback(partial(self._probed, wire))
 
     def _probed(self, wire: Wire, reply: asyncio.Future[Any]) -> None:
@@ -207,7 +208,7 @@ class StoreConnection:
         """Check whether the server can be used, and load the scripts. Raises StoreError if not."""
         # First, so that a server that is too slow is asked for nothing more. It is judged like a placement, which
         # allows for a busy event loop; otherwise a busy gateway would never be up again.
-        await wire.send("PING", budget_s=self._settings.budget_s)
+        await wire.send("PING", budget_s=self._lag.extended(self._settings.budget_s))
         self._allow_oom = await load_scripts(wire, self._settings.knobs)
         self.warnings, self._is_in_cluster = await _inspect(wire, self._settings.url)
 

@@ -147,7 +147,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Connect to the store, check every replica once, and start the background tasks."""
-        self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe), "loop lag")
+        self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe, self.store.lag.heard), "loop lag")
         if self.tracing.sender is not None:
             self.tracing.sender.start()
         for certificate in filter(None, self.certificates):

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 
 from coordinator.errors import StoreLate
+from coordinator.redis.time_limit import TimeLimit, fail
 from coordinator.redis.wire import has_result
 
 MOST = 64
@@ -27,7 +28,7 @@ class PlacingWindow:
         self.taken = 0
         self._shrink_every_s = shrink_every_s
         self._shrunk_at_s = 0.0
-        self._waiting: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
+        self._waiting: OrderedDict[asyncio.Future[None], float] = OrderedDict()
         """Who waits, and until when."""
 
     def __repr__(self) -> str:
@@ -40,28 +41,21 @@ class PlacingWindow:
         self.taken += 1
         return True
 
-    async def wait(self, until_s: float) -> None:
-        """Wait for a place and take it. Raises StoreLate if none is free by `until_s` (the loop's clock)."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[bool] = loop.create_future()
+    async def wait(self, limit_s: float, until_s: float) -> None:
+        """Wait for a place and take it. Raises StoreLate if none is free within `limit_s` of Redis' time, or by
+        `until_s`: see TimeLimit."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = until_s
-        timer = loop.call_at(until_s, self._give_up, turn)
+        limit = TimeLimit(turn, limit_s, until_s, f"{self.taken} placements before it are unanswered")
         try:
-            is_taken = await turn
+            await turn
         except asyncio.CancelledError:
-            if has_result(turn) and turn.result():  # cancelled in the turn of the loop in which it got the place
+            if has_result(turn):  # cancelled in the turn of the loop in which it got the place
                 self.give_back()
             raise
         finally:
-            timer.cancel()
+            limit.cancel()
             self._waiting.pop(turn, None)
-        if not is_taken:
-            raise StoreLate(f"{self.taken} placements before it are unanswered")
-
-    @staticmethod
-    def _give_up(turn: asyncio.Future[bool]) -> None:
-        if not turn.done():
-            turn.set_result(False)
 
     def give_back(self) -> None:
         """The placement was answered, or was not sent after all."""
@@ -72,18 +66,20 @@ class PlacingWindow:
         """A placement was in time. `had_queued`: it had waited in Redis for longer than it should."""
         self.limit = max(1.0, self.limit - _STEP) if had_queued else min(float(MOST), self.limit + _STEP)
 
-    def was_late(self) -> None:
-        """Placements that are late together shrink the window once."""
+    def was_late(self, error: StoreLate) -> None:
+        """Placements that Redis is late with together shrink the window once."""
         now_s = time.monotonic()
-        if now_s - self._shrunk_at_s >= self._shrink_every_s:
+        if error.cause == "redis" and now_s - self._shrunk_at_s >= self._shrink_every_s:
             self._shrunk_at_s = now_s
             self.limit = max(1.0, self.limit / 2)
 
     def _wake(self) -> None:
         while self._waiting and self.taken < int(self.limit):
             turn, until_s = self._waiting.popitem(last=False)
+            if turn.done():
+                continue
             if until_s < time.monotonic():  # a busy event loop has not come to its timer yet
-                self._give_up(turn)
-            elif not turn.done():
+                fail(turn, StoreLate("this process was too busy to ask Redis in time", "gateway"))
+            else:
                 self.taken += 1
-                turn.set_result(True)
+                turn.set_result(None)

@@ -31,7 +31,8 @@ from coordinator.pool.redis_clock import RedisClock
 from coordinator.pool.seats import RESTATED_S, Seats
 from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.subsets import Subsets
-from coordinator.redis.wire import Reply, Wire, fail, has_result
+from coordinator.redis.time_limit import IN_ALL, LoopLag, fail
+from coordinator.redis.wire import Reply, Wire, has_result
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
 from coordinator.scripts import (
     NOTHING,
@@ -54,9 +55,9 @@ __all__ = ["PlaceRequest", "Pool", "Reservation"]
 LEASE_MS = 3000
 MAX_GAP_MS = 1000
 _WAITING_SHARE = 0.25
-"""The part of a placement's budget that it may wait in the gateway."""
-_DEADLINE_SHARE = 0.75
-"""The part of a placement's budget in which Redis has to begin with it. The rest is for the reply."""
+"""The part of a placement's budget that it may wait for a place in the window."""
+_REPLY_SHARE = 0.25
+"""The part of the budget that is left for the reply, after the latest moment for Redis to begin with a placement."""
 _QUEUE_SHARE = 0.25
 """If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
@@ -94,6 +95,7 @@ class Pool:
         does_chores: bool = True,
         namespace: str = "",
         connect: Callable[[Callable[[StoreError], None]], Awaitable[Wire]] | None = None,
+        lag: LoopLag | None = None,
     ) -> None:
         """`connect` opens one more connection, which waits for grants; without it, no request waits for room."""
         self.name = name
@@ -121,16 +123,15 @@ class Pool:
         """Records that could not be read, by key: see repair.py."""
         self.chores_lag_s: float | None = None
         """How far the chores are behind, while this gateway does them: see chores/worker.py."""
-        self._budget_s = budget_s
+        self._budget_s, self._lag = budget_s, lag or LoopLag()
         self._epoch = 0
         self._version = ""
         """Of the state: the next heartbeat tells what has changed since; "" asks for everything."""
         self._has_written = False
         """Whether it changed replicas' records since the last heartbeat: the next one must not tell older ones."""
         self._wire: Wire | None = None
-        self._allow_oom = True
+        self._allow_oom, self._stated_s = True, -inf
         self.clock = RedisClock()
-        self._stated_s = -inf
         self._window = PlacingWindow(budget_s)
         self._placing: set[str] = set()
         """Reservations of `place` calls whose caller still waits."""
@@ -238,10 +239,10 @@ class Pool:
         """Choose a replica and reserve; None if no replica is left. The one awaited call of a request.
 
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
-        undone as soon as the late reply says what it was. The call takes no longer than the budget, waiting in this
-        process included; if its event loop was late, than two budgets. If no replica has room, the request waits for a
-        grant, and makes no second call; a Reservation says that this gateway has placed it without the store. Raises
-        NoRoom if it may not wait, or has waited too long, and OverLimit if its tenant has used up a limit.
+        undone as soon as the late reply says what it was. Redis has the budget, and more time if this process itself
+        was late lately; the call takes IN_ALL budgets at most. If no replica has room, the request waits for a grant,
+        and makes no second call; a Reservation says that this gateway has placed it without the store. Raises NoRoom
+        if it may not wait, or has waited too long, and OverLimit if its tenant has used up a limit.
         """
         if not self.seats.can_wait:
             request.room_share = 0.0
@@ -271,10 +272,14 @@ class Pool:
     async def _place(self, request: PlaceRequest) -> Placement | Seat | Refusal | Exhausted | None:
         """The answer of the store."""
         began_s = time.monotonic()
+        until_s = began_s + IN_ALL * self._budget_s
         for last_try in (False, True):
-            wire = await self._enter(began_s + (_PATIENT_S if request.waited_s else self._budget_s * _WAITING_SHARE))
             if request.waited_s:
+                wire = await self._enter(_PATIENT_S, time.monotonic() + _PATIENT_S)
                 began_s = time.monotonic()
+                until_s = began_s + IN_ALL * self._budget_s
+            else:
+                wire = await self._enter(self._lag.extended(self._budget_s) * _WAITING_SHARE, until_s)
             if not self._declare(request):
                 self._window.give_back()
                 self.done(request.release)
@@ -282,7 +287,7 @@ class Pool:
             epoch = self._epoch
             self._placing.add(request.reservation)
             try:
-                placement = await self._ask(wire, request, began_s)
+                placement = await self._ask(wire, request, began_s, until_s)
                 if isinstance(placement, Placement):
                     self._accept(request, placement)
                     return placement
@@ -302,13 +307,15 @@ class Pool:
                 began_s = time.monotonic()
             if placement in ("none", "stale") and epoch == self._epoch and not last_try:
                 self.reassert()
+        if placement == "late":
+            raise StoreLate("placements were sent too late", "gateway")
         raise StoreDown(f"the store does not take this placement: {placement}")
 
-    async def _enter(self, until_s: float) -> Wire:
+    async def _enter(self, limit_s: float, until_s: float) -> Wire:
         """Take a place in the window. Returns the connection to send the placement on."""
         wire = self._placing_wire()
         if not self._window.take():
-            await self._window.wait(until_s)
+            await self._window.wait(limit_s, until_s)
             try:
                 wire = self._placing_wire()  # it may have changed meanwhile
             except StoreDown:
@@ -341,24 +348,25 @@ class Pool:
             request.release = ""
 
     async def _ask(
-        self, wire: Wire, request: PlaceRequest, began_s: float
+        self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float
     ) -> Placement | Seat | Refusal | Exhausted | str:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
         undone."""
         script = load("place", self._allow_oom, request.knobs)
-        # The budget limits Redis, not this process: the time that its event loop needs to write is added.
-        begin_by_s = began_s + self._budget_s * _DEADLINE_SHARE + min(wire.write_lag_s, self._budget_s)
+        sent_s, budget_s = time.monotonic(), self._lag.extended(self._budget_s)
+        # The budget limits Redis, not this process: its event loop may be slow before this, and until it writes.
+        left_s = budget_s - min(sent_s - began_s, budget_s * _WAITING_SHARE)
+        end_s = min(sent_s + left_s + min(wire.write_lag_s, budget_s), until_s)
+        begin_by_s = end_s - self._budget_s * _REPLY_SHARE
         deadline_ms = self.clock.time_ms(begin_by_s)
-        sent_s = time.monotonic()
-        left_s = began_s + self._budget_s - sent_s
         self._unanswered[request.reservation] = request
         try:
-            if left_s <= 0:
-                raise StoreLate("this process was too busy to ask Redis in time")
+            if sent_s >= until_s:
+                raise StoreLate("this process was too busy to ask Redis in time", "gateway")
             operands = request.operands(
                 script, self.keys, self.gateway, self._epoch, explain=False, deadline_ms=deadline_ms
             )
-            reply = wire.run(script, operands, left_s, partial(self._undo, request))
+            reply = wire.run(script, operands, left_s, partial(self._undo, request), until_s)
         except BaseException:
             self._forget_call(request.reservation)  # it was not sent
             raise
@@ -370,8 +378,8 @@ class Pool:
             elif reply.done() and not reply.cancelled() and isinstance(reply.exception(), StoreRefused):
                 self._forget_call(request.reservation)
             raise
-        except StoreLate:  # its place in the window is free when the reply comes
-            self._window.was_late()
+        except StoreLate as late:  # its place in the window is free when the reply comes
+            self._window.was_late(late)
             raise
         except StoreRefused:
             self._forget_call(request.reservation)
@@ -381,14 +389,15 @@ class Pool:
         if isinstance(placement, Seat) and placement.room:
             self.settlements.room(placement.room)
         elif isinstance(placement, Placement):
-            queued_until_ms = self.clock.time_ms(sent_s + wire.write_lag_s + self._budget_s * _QUEUE_SHARE)
+            queued_until_ms = self.clock.time_ms(sent_s + wire.write_lag_s + budget_s * _QUEUE_SHARE)
             self._window.was_answered(had_queued=0 < queued_until_ms < placement.placed_ms)
         elif placement == "late":
             self.clock.heard(answer[1], sent_s, wire.write_lag_s)
-            was_busy = wire.write_lag_s > self._budget_s * _WAITING_SHARE  # this process, and not Redis
+            was_busy = wire.write_lag_s > budget_s * _WAITING_SHARE  # this process, and not Redis
             if time.monotonic() >= begin_by_s and not was_busy:
-                self._window.was_late()
-                raise StoreLate("Redis began with a placement after its deadline")
+                error = StoreLate("Redis began with a placement after its deadline")
+                self._window.was_late(error)
+                raise error
         return placement
 
     def _forget_call(self, reservation: str) -> None:

@@ -23,19 +23,14 @@ from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
-from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.errors import StoreDown, StoreError, StoreRefused
+from coordinator.redis.time_limit import IN_ALL, TimeLimit, fail
 from coordinator.scripts import NAMES, PolicyKnobs, Script, load
 
 Reply = Callable[[Any], None]
 _DRIVER = DriverInfo()  # finding redis-py's version takes 2 ms: too long for each connection
 Operands = tuple[Any, ...]
 """Of a script: numkeys, KEYS and ARGV, as `Script.operands` makes them."""
-
-
-def fail(future: asyncio.Future[Any], error: Exception) -> None:
-    """Fail a future that nobody may await: its error counts as retrieved."""
-    future.set_exception(error)
-    future.exception()
 
 
 def has_result(future: asyncio.Future[Any]) -> bool:
@@ -84,7 +79,7 @@ _BEHIND_S = 0.002
 
 
 class _Call:
-    __slots__ = ("future", "on_reply", "operands", "script", "sent_at", "timer")
+    __slots__ = ("future", "limit", "on_reply", "operands", "script", "sent_at")
 
     def __init__(self, sent_at: float) -> None:
         self.sent_at = sent_at
@@ -92,7 +87,7 @@ class _Call:
         """Set if somebody may await the call."""
         self.on_reply: Reply | None = None
         """Gets the reply if there is no future, or if the future is done already."""
-        self.timer: asyncio.TimerHandle | None = None
+        self.limit: TimeLimit | None = None
         self.script: Script | None = None
         self.operands: Operands = ()
 
@@ -149,13 +144,13 @@ class Wire(asyncio.Protocol):
 
     def send(self, *command: Any, budget_s: float | None = None, at_once: bool = False) -> asyncio.Future[Any]:
         """Send a command; the future holds its reply (bytes, never decoded) or a StoreError (StoreLate after
-        `budget_s`). With `at_once` it is sent before this turn of the loop ends."""
+        `budget_s` of Redis' time: see TimeLimit). With `at_once` it is sent before this turn of the loop ends."""
         call = _Call(self._loop.time())
         future = call.future = self._loop.create_future()
         self._enqueue(call, command)
         if at_once:
             self._write()
-        self._limit(call, budget_s)
+        self._limit(call, budget_s, None)
         return future
 
     def run(
@@ -164,17 +159,19 @@ class Wire(asyncio.Protocol):
         operands: Operands,
         budget_s: float | None = None,
         on_abandoned: Reply | None = None,
+        until_s: float | None = None,
     ) -> asyncio.Future[Any]:
         """Run a script. If the server has forgotten it, it is sent again with its text.
 
-        After `budget_s` the future fails with StoreLate. A reply that comes when the caller has given up (late, or
-        cancelled) goes to `on_abandoned`, in the order of the connection; an exception where Redis refused the call.
+        After `budget_s` of Redis' time, or at `until_s`, the future fails with StoreLate (see TimeLimit). A reply that
+        comes when the caller has given up (late, or cancelled) goes to `on_abandoned`, in the order of the connection;
+        an exception where Redis refused the call.
         """
         call = _Call(self._loop.time())
         future = call.future = self._loop.create_future()
         call.on_reply = on_abandoned
         self._enqueue_script(call, script, operands)
-        self._limit(call, budget_s)
+        self._limit(call, budget_s, until_s)
         return future
 
     def tell(
@@ -213,20 +210,11 @@ class Wire(asyncio.Protocol):
         if call.future is not None:
             self._schedule(True)
 
-    def _limit(self, call: _Call, budget_s: float | None) -> None:
+    def _limit(self, call: _Call, budget_s: float | None, until_s: float | None) -> None:
         if budget_s is not None and self._broken is None:
-            call.timer = self._loop.call_later(budget_s, self._late, call, budget_s, True)
-
-    def _late(self, call: _Call, budget_s: float, first_time: bool) -> None:
-        """The budget limits Redis, not this process: if the loop itself ran late, replies may be waiting to be read."""
-        assert call.future is not None
-        if call.future.done():
-            return
-        overrun = self._loop.time() - call.sent_at - budget_s
-        if first_time and overrun > 0.002:
-            call.timer = self._loop.call_later(min(overrun, budget_s), self._late, call, budget_s, False)
-            return
-        fail(call.future, StoreLate(f"no reply from Redis within {budget_s * 1000:.0f} ms"))
+            assert call.future is not None
+            until_s = call.sent_at + IN_ALL * budget_s if until_s is None else until_s
+            call.limit = TimeLimit(call.future, budget_s, until_s, "Redis has not replied in time")
 
     def oldest_age_s(self) -> float:
         """How long the oldest unanswered call has waited; 0 if there is none."""
@@ -291,8 +279,8 @@ class Wire(asyncio.Protocol):
 
 def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
     """Hand a reply, or the StoreError in its place, to its caller."""
-    if call.timer is not None:
-        call.timer.cancel()
+    if call.limit is not None:
+        call.limit.cancel()
     future = call.future
     if future is None or future.done():
         # If the connection broke, nobody knows whether an abandoned call ran: its on_reply is not called.

@@ -58,8 +58,8 @@ _PLACING = Row(
     (
         Panel(
             "Time to choose a replica",
-            "One round trip to Redis and its script. Good: p50 under 1 ms, p99 under 5 ms. At redis.budget_ms (20 ms) "
-            "a placement falls back.",
+            "One round trip to Redis and its script. Good: p50 under 1 ms, p99 under 5 ms. If Redis takes longer than "
+            "redis.budget_ms (20 ms), a placement falls back.",
             (*_quantiles(_PLACEMENT, JOB), Query(mean(_PLACEMENT), "mean")),
             unit="s",
         ),
@@ -78,8 +78,21 @@ _PLACING = Row(
         ),
         Panel(
             "Fallbacks",
-            "The share of placements that were made without the store. Good: none.",
-            (Query(share_of("kvgate_decisions_total", 'state="fallback"'), "of all placements"),),
+            "The share of placements that were made without the store, and of those that Redis or the gateway itself "
+            "made too late. Good: none.",
+            (
+                Query(share_of("kvgate_decisions_total", 'state="fallback"'), "of all placements"),
+                *(
+                    Query(
+                        share(
+                            rate("kvgate_store_late_total", where=f'{JOB},cause="{cause}"'),
+                            rate("kvgate_decisions_total"),
+                        ),
+                        f"late: {cause}",
+                    )
+                    for cause in ("redis", "gateway")
+                ),
+            ),
             unit="percentunit",
         ),
     ),

@@ -113,6 +113,7 @@ class Metrics:
         self._add_queue(registry)
         self._add_tokens(registry)
         self._add_trouble(registry)
+        self._add_store(registry)
         self._add_fleet(registry)
 
     def _add_records(self, registry: CollectorRegistry) -> None:
@@ -227,10 +228,23 @@ class Metrics:
             "kvgate_client_disconnects", "Requests whose client hung up before the answer was complete.", (), registry
         )
         self.gateway_ready = Gauge("kvgate_gateway_ready", "1 while /ready answers 200.", registry=registry)
+        self.discovery_up = Gauge(
+            "kvgate_discovery_up", "1 while a discovery source works.", ("source",), registry=registry
+        )
+
+    def _add_store(self, registry: CollectorRegistry) -> None:
         self.store_up = Gauge("kvgate_store_up", "1 while the store decides placements.", registry=registry)
         self.store_reconnects = FastCounter(
             "kvgate_store_connections", "Times that placements began to go through the store.", (), registry
         )
+        self.store_late = FastCounter(
+            "kvgate_store_late",
+            "Placements that fell back because they took too long, by what was slow: redis, or the gateway itself.",
+            ("cause",),
+            registry,
+        )
+        for cause in ("redis", "gateway"):
+            self.store_late.inc(cause, by=0)  # increase() needs a start
         self.unreadable = FastCounter(
             "kvgate_unreadable_records",
             "Unreadable records in Redis that this gateway found and repaired, by key.",
@@ -248,9 +262,6 @@ class Metrics:
             "How long the oldest chore in the store has been due, in pools whose chores this gateway does.",
             ("pool",),
             registry=registry,
-        )
-        self.discovery_up = Gauge(
-            "kvgate_discovery_up", "1 while a discovery source works.", ("source",), registry=registry
         )
 
     def _add_fleet(self, registry: CollectorRegistry) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import structlog
 
-from coordinator.errors import NoRoom, OverLimit, StoreError
+from coordinator.errors import NoRoom, OverLimit, StoreError, StoreLate
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
@@ -112,6 +112,8 @@ class Router:
                     raise
                 except StoreError as error:
                     self._store.note(pool.name, error)
+                    if isinstance(error, StoreLate):
+                        self._metrics.store_late.inc(error.cause)
                 else:
                     return await self._ticket(job, pool, request, placement)
             if last is not None:

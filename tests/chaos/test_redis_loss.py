@@ -174,6 +174,7 @@ async def test_a_hung_redis_delays_a_placement_by_no_more_than_its_budget(stage:
 async def test_one_late_placement_falls_back_alone_and_is_counted_once(stage: Stage) -> None:
     url = stage.urls[0]
     connections = await stage.metric(url, "kvgate_store_connections_total")
+    late = await stage.metric(url, "kvgate_store_late_total", cause="redis")
     stage.redis.pause()
     async with held_stream(stage.http, url, stage.new_prompt()) as stream:
         stage.redis.resume()
@@ -181,6 +182,7 @@ async def test_one_late_placement_falls_back_alone_and_is_counted_once(stage: St
         answer = await ask(stage.http, url, stage.new_prompt())
         assert answer.headers["x-kvgate-decision"].endswith("state=degraded")
         assert await stage.metric(url, "kvgate_store_connections_total") == connections
+        assert await stage.metric(url, "kvgate_store_late_total", cause="redis") == late + 1
         await eventually(lambda: stage.active_is(1))
         assert (await stage.ledger.sums()).active[stream.replica] == 1
 

@@ -11,6 +11,7 @@ import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
 from coordinator.pool.pool import Pool, Reservation
+from coordinator.redis.time_limit import IN_ALL
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.scripts import PlaceRequest
 from tests.coordinator.stage import (
@@ -63,7 +64,7 @@ async def test_a_late_place_leaves_no_reservation_and_no_claim(
     assert await chain_of(client, chain(1, 2)[-1])  # the placement ran
 
 
-async def test_a_place_that_this_process_has_kept_beyond_its_budget_is_not_sent(
+async def test_a_place_that_this_process_has_kept_too_long_is_not_sent_and_before_that_loses_nothing(
     pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare = pool._declare
@@ -79,14 +80,15 @@ async def test_a_place_that_this_process_has_kept_beyond_its_budget_is_not_sent(
 
     limit = pool._window.limit
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "_declare", busy(1))
-        with pytest.raises(StoreLate, match="this process was too busy"):
+        patch.setattr(pool, "_declare", busy(IN_ALL))
+        with pytest.raises(StoreLate, match="this process was too busy") as late:
             await pool.place(request("late", chain(1, 2)))
+        assert late.value.cause == "gateway"
         await drained(pool)
         assert await left_behind(client) == {}
         assert not await chain_of(client, chain(1, 2)[-1])
         assert (pool._window.taken, pool._window.limit) == (0, limit)
-        patch.setattr(pool, "_declare", busy(0.5))
+        patch.setattr(pool, "_declare", busy(1.2))
         assert await pool.place(request("in time", chain(1, 2)))
 
 

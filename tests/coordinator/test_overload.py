@@ -90,6 +90,22 @@ async def test_a_placement_that_redis_begins_after_its_deadline_changes_nothing(
     assert (await place(pool, "next", chain(1, 2))).why == "cold"
 
 
+@pytest.mark.parametrize(("lag_s", "is_made"), [(0.0, False), (1.0, True)])
+async def test_a_process_that_was_late_itself_gives_redis_more_time(
+    pool: Pool, redis_server: RedisServer, lag_s: float, is_made: bool
+) -> None:
+    """Redis stands still for longer than the budget, and for less than a placement may take in all."""
+    pool._budget_s = 0.3
+    pool._lag.heard(lag_s)
+    with standing_still(redis_server):
+        placing = asyncio.ensure_future(pool.place(request("a", chain(1))))
+        await asyncio.sleep(0.5)
+    [placed] = await asyncio.gather(placing, return_exceptions=True)
+    assert isinstance(placed, Placement) == is_made
+    assert is_made or (isinstance(placed, StoreLate) and placed.cause == "redis")
+    pool.done("a")
+
+
 async def test_only_some_placements_are_sent_at_once_and_others_fall_back_unsent(
     pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
@@ -315,7 +331,7 @@ async def test_a_place_in_the_window_is_not_lost_if_its_taker_is_cancelled_in_th
     window = PlacingWindow(1.0)
     window.limit = 1.0
     assert window.take()
-    waiting = asyncio.ensure_future(window.wait(asyncio.get_running_loop().time() + 60))
+    waiting = asyncio.ensure_future(window.wait(60, asyncio.get_running_loop().time() + 60))
     await asyncio.sleep(0)
     window.give_back()
     waiting.cancel()
@@ -329,7 +345,7 @@ async def test_a_place_in_the_window_goes_to_nobody_whose_time_is_over() -> None
     window.limit = 1.0
     assert window.take()
     now_s = asyncio.get_running_loop().time()
-    waiting = [asyncio.ensure_future(window.wait(now_s + patience_s)) for patience_s in (0.01, 0.01, 60)]
+    waiting = [asyncio.ensure_future(window.wait(60, now_s + patience_s)) for patience_s in (0.01, 0.01, 60)]
     await asyncio.sleep(0)
     while asyncio.get_running_loop().time() < now_s + 0.02:
         pass

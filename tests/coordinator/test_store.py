@@ -70,6 +70,14 @@ async def test_one_late_placement_concerns_that_request_only(store: Store, own_s
     assert changes == []
 
 
+async def test_delays_of_the_gateway_itself_pause_nothing(store: Store) -> None:
+    pool = await serving(store)
+    for _ in range(2 * MISSES):
+        store.note(pool.name, StoreLate("this process was too busy", "gateway"))
+        await asyncio.sleep(0.06)
+    assert store.is_up()
+
+
 async def test_a_hung_store_makes_calls_fail_at_once_and_comes_back_by_itself(
     store: Store, own_server: RedisServer
 ) -> None:
