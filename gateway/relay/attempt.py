@@ -11,14 +11,22 @@ import orjson
 
 from coordinator.registry import ASLEEP
 from coordinator.scripts import NOTHING
-from gateway.deadlines import Deadlines
+from gateway.deadlines import Deadlines, Limit
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.held import HeldBytes
-from gateway.relay.moves import Moves
+from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken
 from gateway.relay.reply import Reply, passed_headers
-from gateway.relay.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas, maybe_executed
+from gateway.relay.retries import (
+    RETRIED_STATUSES,
+    Failure,
+    ends_attempts,
+    has_stalled_two,
+    held_against_replicas,
+    maybe_executed,
+    prompt_stalls_replicas,
+)
 from gateway.relay.retry_budget import RetryBudget
 from gateway.relay.sse import event_data
 from gateway.relay.token_ids import ASK, asked_token_ids
@@ -82,6 +90,7 @@ class Attempts:
     async def _run(self, job: Job, reply: Reply) -> None:
         self._budget.note_request(time.monotonic())
         tickets: list[Ticket] = []
+        last: Ticket | None = None
         reply.job, reply.tickets = job, tickets
         job.is_traced = reply.trace.is_traced
         failures: list[Failure] = []
@@ -89,9 +98,10 @@ class Attempts:
         try:
             while not failures or self._tries_elsewhere(job, tickets, failures):
                 reply.trace.placing()
-                ticket = await self._place(job, tickets, reply)
+                ticket = await self._place(job, tickets, last, reply)
                 if ticket is None:
                     break
+                last = ticket
                 if failures:
                     self._metrics.retries.inc(failures[-1].reason)
                 tickets.append(ticket)
@@ -106,7 +116,7 @@ class Attempts:
                     failures.append(failure)
                     continue
                 self._metrics.retries.inc(ASLEEP)
-                tickets.pop().done()  # the replica has done nothing: the request is placed as if it had not been there
+                tickets.pop()  # the replica has done nothing: the request is placed as if it had not been there
         except ApiError as error:
             reply.trace.failed(error.code)
             raise
@@ -114,21 +124,23 @@ class Attempts:
             held.let_go()
             for each in tickets:
                 each.done()
+            if last is not None:
+                last.done()
         if not self._is_uncompared(job, failures):
             self._count(tickets, failures, was_answered=False)
         self._give_up(job, tickets, failures, reply)
 
-    async def _place(self, job: Job, tickets: list[Ticket], reply: Reply) -> Ticket | None:
-        """The next attempt's place. It may have to wait for it."""
+    async def _place(self, job: Job, tickets: list[Ticket], last: Ticket | None, reply: Reply) -> Ticket | None:
+        """The next attempt's place. It may have to wait for it. The `last` attempt gives back its load."""
         keep_alive_s = self._keep_alive_s if job.stream else 0
         with reply.kept_alive(keep_alive_s) if keep_alive_s else nullcontext():
             if tickets:
-                return await self._router.place(job, self._tried(job, tickets), tickets[-1])
+                return await self._router.place(job, self._tried(job, tickets), last)
             await self._holds.until_ready(job)
-            ticket = await self._router.place(job, self._tried(job, ()), None)
+            ticket = await self._router.place(job, self._tried(job, ()), last)
             while ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
                 await self._holds.until_ready(job, was_refused=True)
-                ticket = await self._router.place(job, self._tried(job, ()), None)
+                ticket = await self._router.place(job, self._tried(job, ()), last)
             return ticket
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
@@ -166,6 +178,8 @@ class Attempts:
 
     def _give_up(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> None:
         """Passes on the last error that a replica answered. If none answered, raises a 503 or 502."""
+        if has_stalled_two(failures):
+            raise prompt_stalls_replicas()
         if job.has_effects and (unsure := maybe_executed(failures)) is not None:
             raise unsure
         for ticket, failure in reversed(list(zip(tickets, failures, strict=True))):
@@ -186,11 +200,11 @@ class Attempts:
         ticket = tickets[-1]
         answer: Answer | None = None
         try:
+            if failures and await self._is_silent_already(ticket, failures):
+                return self._doubted(ticket, Failure("unreachable"))
             with (
                 self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
-                self._moves.attempt(
-                    ticket.replica, self._others(job, failures), tickets, limit, not job.has_effects
-                ) as waiting,
+                self._waiting(job, tickets, failures, limit) as waiting,
             ):
                 answer = await self._upstream.send(
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket), job.has_effects
@@ -220,11 +234,23 @@ class Attempts:
             self._refuse_replay(job, ticket, answer, error.reason)
             return self._doubted(ticket, Failure(error.reason))
         except TimeoutError:
-            return self._doubted(ticket, Failure(waiting.move_reason or "timeout"))
+            return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
         finally:
             if answer is not None:
                 answer.close()
             ticket.failed()  # unless it has computed its prompt
+
+    def _waiting(self, job: Job, tickets: list[Ticket], failures: list[Failure], limit: Limit) -> WaitingAttempt:
+        others = self._others(job, failures)
+        has_stalled = bool(failures) and any(failure.is_stall for failure in failures)
+        return self._moves.attempt(
+            tickets[-1].replica, others, tickets, limit, not job.has_effects, has_stalled, len(job.body)
+        )
+
+    async def _is_silent_already(self, ticket: Ticket, failures: list[Failure]) -> bool:
+        """Whether a replica is silent before it gets a request that may have stalled another one. Then this request is
+        not what keeps it busy."""
+        return any(failure.is_stall for failure in failures) and not await self._moves.answers(ticket.replica)
 
     def _refuse_replay(self, job: Job, ticket: Ticket, answer: Answer | None, reason: str) -> None:
         """Raises ApiError if a stream ended at once that was to send the events of a stored response once more. vLLM
@@ -266,8 +292,9 @@ class Attempts:
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.
-        But a replica that sleeps is well, and one that only this gateway cannot reach stays in use for others."""
-        if not failure.status and failure.reason not in ("unreachable", ASLEEP):
+        But a replica that sleeps is well, one that only this gateway cannot reach stays in use for others, and one that
+        is dead is out of use already: it may only be busy."""
+        if not failure.status and failure.reason not in ("unreachable", "dead", ASLEEP):
             self._router.failed(ticket)
         self._fleet.recheck(ticket.replica)
         return failure

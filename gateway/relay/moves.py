@@ -9,7 +9,11 @@ ready, and if one of these holds:
 - The registry says that its replica is ready, but this gateway cannot reach it.
 
 Attempts of one replica move within a second, not all at once. They stay if a large part of the pool died at the same
-time (`PoolDeaths`).
+time (`PoolDeaths`), or if the replica does not answer checks in time but still works.
+
+A prompt can keep a server's event loop busy for so long that the server seems dead. It would do the same to each
+replica that it is moved to. So an attempt can be a *stall*: its replica fell silent as soon as the request came. After
+a second stall, the request is not sent to a third replica.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ _log = structlog.get_logger("kvgate.moves")
 _TICK_S = 0.25
 _SHARE_TICKS = 4
 """Ticks between two times that this gateway shares its progress counts."""
+_READ_S = 1.0
+"""By this time after a request was sent, its replica has begun to work on it."""
 _SPREAD_S = 1.0
 """The attempts of one replica move within this time."""
 _SILENT_S = 1.0
@@ -48,17 +54,9 @@ class WaitingAttempt:
     """One attempt, from its placement until its client gets a byte."""
 
     __slots__ = (
-        "_limit",
-        "_moves",
-        "is_scheduled",
-        "may_leave",
-        "member",
-        "move_reason",
-        "replica",
-        "serving",
-        "since_s",
-        "tried",
-    )
+        "_limit", "_moves", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member", "move_reason", "replica",
+        "serving", "since_s", "size_bytes", "tried",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -69,6 +67,8 @@ class WaitingAttempt:
         tried: Sequence[Ticket],
         limit: Limit,
         may_leave: bool,
+        has_stalled: bool,
+        size_bytes: int,
     ) -> None:
         self._moves = moves
         self._limit = limit
@@ -79,6 +79,10 @@ class WaitingAttempt:
         self.tried = tried
         self.may_leave = may_leave
         """Whether the request may be sent again. One with effects may not."""
+        self.has_stalled = has_stalled
+        """Whether an earlier attempt of the request was a stall."""
+        self.is_stall = False
+        self.size_bytes = size_bytes
         self.since_s = 0.0
         self.is_scheduled = False
         """Whether it moves within the next second."""
@@ -131,10 +135,18 @@ class Moves:
         tried: Sequence[Ticket],
         limit: Limit,
         may_leave: bool = True,
+        has_stalled: bool = False,
+        size_bytes: int = 0,
     ) -> WaitingAttempt:
         """`with moves.attempt(…) as waiting:` surrounds an attempt until its client gets a byte, inside `limit`. The
         attempt may move to the replicas in `serving` that are not in `tried`."""
-        return WaitingAttempt(self, replica, self._fleet.members.get(replica), serving, tried, limit, may_leave)
+        member = self._fleet.members.get(replica)
+        return WaitingAttempt(self, replica, member, serving, tried, limit, may_leave, has_stalled, size_bytes)
+
+    async def answers(self, replica: str) -> bool:
+        """Whether the replica answers now."""
+        member = self._fleet.members.get(replica)
+        return member is not None and await self._health_checks.answers(member)
 
     def unreachable(self, serving: Collection[str], pool: str) -> Collection[str]:
         """The replicas that this gateway alone cannot reach. Empty if no other replica of `serving` is ready: then
@@ -198,25 +210,28 @@ class Moves:
             self._hangs.forget(replica)
             return
         self._health_checks.check_silent(member)
-        if record.is_serving and member.is_answering:  # an unreachable replica cannot show progress
+        if member.is_silent or (record.is_serving and member.is_answering):
             self._hangs.check(member, record)
-        if reason := self._gone_reason(member, record):
-            self._schedule(replica, reason, [each for each in self.waiting[replica] if each.member is member])
+        if reason := self._gone_reason(member, record, together=True):
+            going = [each for each in self.waiting[replica] if each.member is member and self._move_reason(each)]
+            for each in going:
+                each.is_stall = self._is_stall(each, member, record)
+            self._schedule(replica, reason, going)
 
     def _check_old_address(self, replica: str) -> None:
         """Attempts may wait at an address that the replica had before. They stay while the engine there answers."""
         at_old = [(each, member) for each in self.waiting[replica] if (member := self._old_member(each)) is not None]
         for _, member in at_old:
             self._health_checks.check_silent(member)
-        self._schedule(replica, "dead", [each for each, member in at_old if not member.alive])
+        self._schedule(replica, "dead", [each for each, _ in at_old if self._move_reason(each)])
 
     def _old_member(self, waiting: WaitingAttempt) -> Member | None:
         """The engine that the attempt waits for, if the replica has another address by now; else None."""
         return None if waiting.member is self._fleet.members.get(waiting.replica) else waiting.member
 
     def _schedule(self, replica: str, reason: str, waiting: Iterable[WaitingAttempt]) -> None:
-        """Move those of the attempts that can move, each at a random time within _SPREAD_S."""
-        moving = [each for each in waiting if not each.is_scheduled and self._can_move(each)]
+        """Move these attempts, each at a random time within _SPREAD_S."""
+        moving = [each for each in waiting if not each.is_scheduled]
         for each in moving:
             each.is_scheduled = True
             asyncio.get_running_loop().call_later(random.uniform(0, _SPREAD_S), self._move_if_still_gone, each)
@@ -227,7 +242,7 @@ class Moves:
         """Since it was scheduled, the attempt may have ended, or its replica may have come back."""
         waiting.is_scheduled = False
         is_waiting = waiting in self.waiting.get(waiting.replica, {})
-        if is_waiting and self._can_move(waiting) and (reason := self._move_reason(waiting)):
+        if is_waiting and (reason := self._move_reason(waiting)):
             waiting.move(reason)
 
     def _can_move(self, waiting: WaitingAttempt) -> bool:
@@ -238,19 +253,31 @@ class Moves:
     def _move_reason(self, waiting: WaitingAttempt) -> str:
         """Why the attempt should move; empty if it should stay."""
         if (old := self._old_member(waiting)) is not None:
-            return "" if old.alive else "dead"
+            return "" if old.alive or not self._can_move(waiting) else "dead"
         known = self._member_and_record(waiting.replica)
-        return self._gone_reason(*known) if known is not None else ""
+        if known is None:
+            return ""
+        if waiting.has_stalled and self._is_stall(waiting, *known):
+            return self._gone_reason(*known, together=True)
+        return self._gone_reason(*known) if self._can_move(waiting) else ""
 
-    def _gone_reason(self, member: Member, record: ReplicaRecord) -> str:
+    def _gone_reason(self, member: Member, record: ReplicaRecord, *, together: bool = False) -> str:
         """Why attempts should leave this replica: dead, hung or unreachable, as the top of this file tells. Empty if it
-        serves, or if it died together with many others."""
+        serves or, unless `together`, if it died together with many others."""
+        if member.is_silent and self._hangs.has_progressed_lately(member.id):
+            return ""
         is_agreed = record.state == "hung" or not member.is_answering
-        if not record.is_serving and is_agreed and member.id in self._registry_deaths[member.pool].died_alone:
-            return record.state
-        if record.is_serving and not member.alive and member.id in self._local_deaths[member.pool].died_alone:
-            return "unreachable"
+        if not record.is_serving and is_agreed:
+            return record.state if together or member.id in self._registry_deaths[member.pool].died_alone else ""
+        if record.is_serving and not member.alive:
+            return "unreachable" if together or member.id in self._local_deaths[member.pool].died_alone else ""
         return ""
+
+    def _is_stall(self, waiting: WaitingAttempt, member: Member, record: ReplicaRecord) -> bool:
+        """Whether this request may be what keeps the replica busy: the replica has answered no check since it came, and
+        no longer request of this gateway waits there."""
+        is_quiet = record.state == "hung" or (member.is_silent and member.answered_s < waiting.since_s + _READ_S)
+        return is_quiet and all(waiting.size_bytes >= each.size_bytes for each in self.waiting[waiting.replica])
 
     def _member_and_record(self, replica: str) -> tuple[Member, ReplicaRecord] | None:
         """The replica as this gateway knows it, and as the registry does. None if either does not know it."""

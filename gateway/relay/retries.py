@@ -36,6 +36,8 @@ class Failure:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     body: bytes | None = b""
     """None if it was too large to keep."""
+    is_stall: bool = False
+    """Whether the replica fell silent as soon as the request came: see moves.py."""
 
     @property
     def is_server_error(self) -> bool:
@@ -49,13 +51,29 @@ class Failure:
 
 
 def ends_attempts(failures: Sequence[Failure], has_effects: bool = False) -> bool:
-    """Whether to ask no other replica. There are two reasons: the request `has_effects` and may have been executed; or
-    the last failure repeats an earlier one, so that a third replica would fail in the same way. A repeated 503 is no
-    such reason: it says that a server cannot serve now, and two servers may be stopping at the same time."""
+    """Whether to ask no other replica. There are three reasons: the request `has_effects` and may have been executed;
+    it has stalled two replicas; or the last failure repeats an earlier one, so that a third replica would fail in the
+    same way. A repeated 503 is no such reason: it says that a server cannot serve now, and two servers may be stopping
+    at the same time."""
     last = failures[-1]
+    if has_stalled_two(failures):
+        return True
     if has_effects and last.reason not in _NOT_EXECUTED:
         return True
     return last.is_server_error and last.status != _UNAVAILABLE and _said(last) in map(_said, failures[:-1])
+
+
+def has_stalled_two(failures: Sequence[Failure]) -> bool:
+    return sum(failure.is_stall for failure in failures) > 1
+
+
+def prompt_stalls_replicas() -> ApiError:
+    message = (
+        "Two replicas stopped answering, each as soon as it had this request, so it was not sent to a third one. "
+        "A very long prompt, or large images, can keep a server busy for seconds. Make the prompt shorter."
+    )
+    # SDKs send a request again after a 503 unless this header forbids it.
+    return ApiError(503, "prompt_stalls_replicas", message, headers={"x-should-retry": "false"})
 
 
 def maybe_executed(failures: Sequence[Failure]) -> ApiError | None:

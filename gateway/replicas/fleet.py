@@ -47,6 +47,9 @@ class Member:
     problem: str = "not reached yet"
     is_answering: bool = False
     """Whether it answered the last check by this gateway."""
+    is_silent: bool = False
+    """Whether the last check failed because no answer came in time, and no connection was refused or reset. Its server
+    may be alive, and busy with one request."""
     checked_s: float = 0.0
     answered_s: float = field(default_factory=time.monotonic)
     """When it last answered, or when this gateway first learned of it."""

@@ -15,12 +15,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
+from math import inf
 
 import structlog
 
 from coordinator.errors import StoreError
 from coordinator.pool.progress import read_progress, write_progress
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import SERVING, ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.health_checks import engine_facts
@@ -30,6 +31,7 @@ from gateway.upstream import Upstream, UpstreamError
 
 _log = structlog.get_logger("kvgate.hangs")
 
+_LATELY_S = 2.0
 _CHECK_S = 1.0
 """A replica is checked at most this often."""
 _RETRIED_AFTER = 3
@@ -71,6 +73,8 @@ class StallTimer:
         self.state = state
         self.has_progressed = False
         """Whether the last call of `stalled_s` found a change."""
+        self.progressed_s = -inf
+        """When a check last found a change."""
         self.checked_s = 0.0
         """When the last check began."""
         self.is_checking = False
@@ -99,6 +103,7 @@ class StallTimer:
         if self._since_s is None or progress != self._progress or now_s - self._updated_s > patience_s:
             self.has_progressed = self._since_s is not None and progress != self._progress
             self._progress, self._since_s = progress, now_s
+            self.progressed_s = now_s if self.has_progressed else self.progressed_s
         self._updated_s = now_s
         return now_s - self._since_s
 
@@ -135,13 +140,20 @@ class HangDetector:
             del self._timers[replica]
 
     def check(self, member: Member, record: ReplicaRecord) -> None:
-        """Check, at most once a second, whether a replica hangs, or whether a hung one works again."""
-        now_s, timer = time.monotonic(), self._timers.get(member.id)
-        if timer is None or (timer.incarnation, timer.state) != (record.incarnation, record.state):
+        """Check, at most once a second, whether a replica hangs, or whether a hung one works again, or whether a silent
+        one still works."""
+        now_s, timer, is_hung = time.monotonic(), self._timers.get(member.id), record.state == "hung"
+        if timer is None or timer.incarnation != record.incarnation or is_hung != (timer.state == "hung"):
             timer = self._timers[member.id] = StallTimer(record.incarnation, record.state, member.facts.figures)
+        timer.state = record.state
         if not timer.is_checking and now_s - timer.checked_s >= _CHECK_S and self._store.is_connected(member.pool):
             timer.checked_s, timer.is_checking = now_s, True
             self._tasks.spawn(self._check_once(member, timer), "hang check")
+
+    def has_progressed_lately(self, replica: str) -> bool:
+        """Whether the last checks of a replica found that it works."""
+        timer = self._timers.get(replica)
+        return timer is not None and time.monotonic() - timer.progressed_s < _LATELY_S
 
     async def _check_once(self, member: Member, timer: StallTimer) -> None:
         try:
@@ -154,7 +166,7 @@ class HangDetector:
             return
         stalled_s = timer.stalled_s(progress, time.monotonic(), self._patience_s)
         pool = self._store.pool(member.pool)
-        if timer.state != "hung" and stalled_s >= self._hang_s and member.is_answering:
+        if timer.state in SERVING and stalled_s >= self._hang_s and member.is_answering:
             hint = "it has work, and shows no progress"
             _log.warning("hangs", replica=member.id, still_s=round(stalled_s), hint=hint)
             pool.change_state(member.id, timer.incarnation, timer.state, "hung")

@@ -97,6 +97,14 @@ class HealthChecks:
         if time.monotonic() - member.checked_s >= self._health.interval_s:
             self.check_now(member)
 
+    async def answers(self, member: Member) -> bool:
+        """Whether the replica answers now."""
+        try:
+            is_ours = self._fleet.is_ours(member)
+            return (await self._upstream.get(member.url, "/health", self._health.timeout_s, is_ours)).status < 500
+        except UpstreamError:
+            return False
+
     async def _check_until_settled(self, member: Member) -> None:
         """Check once. If a replica that was alive fails, check it every `interval_s` until it is well again or dead."""
         loop = asyncio.get_running_loop()
@@ -158,13 +166,13 @@ class HealthChecks:
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
-            member.is_answering = False
+            member.is_answering, member.is_silent = False, error.reason == "timeout"
             if was_alive and member.failures < self._health.failures:
                 return
             member.alive, member.problem = False, str(error)
         else:
             member.failures, member.alive, member.problem = 0, True, ""
-            member.is_answering, member.answered_s = True, time.monotonic()
+            member.is_answering, member.is_silent, member.answered_s = True, False, time.monotonic()
         if was_alive != member.alive:
             log = _log.info if member.alive else _log.warning
             log("replica", replica=member.id, alive=member.alive, problem=member.problem)

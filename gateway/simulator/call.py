@@ -72,6 +72,7 @@ class Call:
 
     async def respond(self, payload: dict[str, Any]) -> web.StreamResponse:
         """Answer with JSON, or with half of it if a fault cuts the connection."""
+        await self.replica.faults.until_free()
         body = orjson.dumps(payload)
         headers = {"X-Request-Id": self.request_id}
         if self.fault is None or self.fault.mode != "cut":
@@ -108,6 +109,8 @@ class Call:
                     sent += 1
                 if sent == strike_at:
                     return await self._strike(response, b"".join(out))
+                if self.replica.faults.is_blocking:
+                    await self.replica.faults.until_free()
                 if out and not generation.finished:
                     await response.write(b"".join(out))
                     out.clear()
@@ -168,13 +171,17 @@ def inference(
     and refuses bad requests in the API's shape."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
+        await replica.faults.until_free()
         replica.num_requests += 1
         fault = replica.faults.take()
         try:
             if fault is not None and fault.strikes_first:
                 await _strike_first(request, fault)
             request_id = request.headers.get("X-Request-Id") or os.urandom(16).hex()
-            return await handler(Call(replica, request, parse(await read_json(request)), request_id, fault))
+            body = await read_json(request)
+            replica.faults.block_if_long(request.content_length or 0)
+            await replica.faults.until_free()
+            return await handler(Call(replica, request, parse(body), request_id, fault))
         except RequestRefused as refused:
             return _refusal(refused, error_body)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM answers these for odd input
@@ -189,6 +196,8 @@ def control(
     """The aiohttp handler of any other endpoint."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
+        if not request.path.startswith("/sim/"):
+            await replica.faults.until_free()
         try:
             return await handler(replica, request)
         except RequestRefused as refused:

@@ -8,6 +8,8 @@
     slow       the first token comes `seconds` (1) later
     stall      the engine stands still and the rest works: /health is good, no token comes, no counter moves
     unhealthy  /health answers 503
+    block      a prompt in a body of `over_bytes` or more keeps the server from answering anything for `seconds`; its
+               engine goes on
     crash      the process exits, at once or after a stream's K tokens, with status 3
     amnesia    the cache forgets all idle blocks, at once and without any KV event
     none       clears them all
@@ -38,8 +40,11 @@ from gateway.simulator import fields
 from gateway.simulator.errors import RequestRefused, bad_request
 
 EVENT_MODES = ("drop_events", "lose_events", "duplicate_events", "delay_events")
-_NOT_OF_REQUESTS = ("unhealthy", "stall", *EVENT_MODES)
-MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "stall", "unhealthy", "crash", "amnesia", *EVENT_MODES)
+_NOT_OF_REQUESTS = ("unhealthy", "stall", "block", *EVENT_MODES)
+MODES = (
+    "error", "reset", "cut", "truncate", "hang", "slow", "stall", "unhealthy", "block", "crash", "amnesia",
+    *EVENT_MODES,
+)  # fmt: skip
 _CRASH_STATUS = 3
 _HIGHEST_STATUS = 599
 _UNTIL_CLEARED = -1
@@ -53,6 +58,7 @@ class Fault:
     status: int = 500
     after_tokens: int | None = None
     seconds: float = 1.0
+    over_bytes: int = 0
 
     @property
     def strikes_first(self) -> bool:
@@ -77,6 +83,10 @@ class Faults:
         self._forget_idle = forget_idle
         self._stall = stall
         self._by_mode: dict[str, Fault] = {}
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+        self.blocked = 0
+        """How many prompts have kept the server from answering."""
 
     def set(self, body: dict[str, Any]) -> None:
         """Apply the body of POST /sim/fail. `amnesia`, and a `crash` without after_tokens, happen at once."""
@@ -84,6 +94,7 @@ class Faults:
         if mode == "none":
             self._by_mode.clear()
             self._stall(False)
+            self._is_free.set()
             return
         if mode not in MODES:
             raise bad_request(f"mode: one of none, {', '.join(MODES)}", "mode")
@@ -97,6 +108,7 @@ class Faults:
             status,
             fields.integer(body, "after_tokens", minimum=0),
             fields.number(body, "seconds", default=1.0),
+            fields.integer(body, "over_bytes", minimum=0) or 0,
         )
         if mode == "amnesia":
             self._forget_idle()
@@ -114,6 +126,24 @@ class Faults:
                 self._count(fault)
                 return fault
         return None
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether a prompt keeps the server from answering."""
+        return not self._is_free.is_set()
+
+    async def until_free(self) -> None:
+        """Wait while a prompt keeps the server from answering."""
+        await self._is_free.wait()
+
+    def block_if_long(self, body_bytes: int) -> None:
+        """A prompt begins to keep the server from answering. It goes on with that if its client goes away."""
+        fault = self._by_mode.get("block")
+        if fault is not None and body_bytes >= fault.over_bytes:
+            self._count(fault)
+            self.blocked += 1
+            self._is_free.clear()
+            asyncio.get_running_loop().call_later(fault.seconds, self._is_free.set)
 
     def take_unhealthy(self) -> bool:
         fault = self._by_mode.get("unhealthy")

@@ -180,6 +180,7 @@ class SimReplica:
             "lmcache": None if self.lmcache is None else self.lmcache.state(),
             "lora_calls": self.num_lora_calls,
             "failing": self.faults.active(),
+            "blocked": self.faults.blocked,
             "recent": [request.as_dict() for request in self.recent],
         }
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from bench.cluster import SimReplica
+from gateway.tasks import Tasks
 from tests.chaos.truth_load import Askers
-from tests.chaos.truth_stage import TruthStage
+from tests.chaos.truth_stage import REPLICA_ARGUMENTS, TruthStage
+from tests.cluster.clients import held_stream
 from tests.polling import eventually
 
 
@@ -55,6 +57,26 @@ async def test_an_engine_that_sleeps_holds_nothing_in_the_map_although_it_says_s
     for text in texts:
         assert not (await truth.ask(text)).is_overpredicted
     await truth.settle(texts)
+
+
+async def test_a_long_prompt_stays_while_the_engine_works_although_its_server_answers_nothing(
+    truth: TruthStage,
+) -> None:
+    """The engine is a process of its own: its agent hears of what it computes for others."""
+    r0 = truth.replica("r0")
+    r0.kill()
+    r0.arguments = (*REPLICA_ARGUMENTS, "--decode-s-per-token", "0.5")  # a block in 0.4 s
+    r0.start()
+    await eventually(truth.is_exact_everywhere)
+    running, long = await truth.warm(2, r0)
+    tasks = Tasks()
+    async with held_stream(truth.http, truth.urls[1], running, max_tokens=600) as begun:
+        assert begun.replica == "r0"
+        await truth.fail(r0, "block", seconds=8)
+        asking = tasks.spawn(truth.ask(long), "ask")
+        await eventually(lambda: is_in_state(truth, r0, "dead"))
+        assert (await asking).replica == "r0"
+    await truth.settle([running, long], complete=False)
 
 
 async def is_in_state(truth: TruthStage, replica: SimReplica, state: str) -> bool:

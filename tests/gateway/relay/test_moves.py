@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
+from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.deadlines import Deadlines
 from gateway.relay.moves import DEATH_WINDOW_S, Moves, PoolDeaths, WaitingAttempt
@@ -93,6 +94,40 @@ async def wait_for_r0(moves: Moves) -> WaitingAttempt:
     except TimeoutError:
         return waiting
     raise AssertionError("nothing answers it")
+
+
+SENT_S = 100.0
+
+
+@pytest.mark.parametrize(
+    ("answered_s", "is_silent", "state", "other_bytes", "is_blamed"),
+    [
+        (SENT_S - 0.5, True, "dead", 10, True),
+        (SENT_S + 0.5, True, "ready", 10, True),  # a check that was on its way
+        (SENT_S + 5, True, "dead", 10, False),  # it answered while it had the request
+        (SENT_S - 0.5, False, "dead", 10, False),  # its connection was refused
+        (SENT_S - 0.5, True, "dead", 1000, False),  # a longer one waits there
+        (SENT_S + 5, False, "hung", 10, True),
+    ],
+)
+async def test_a_request_is_blamed_for_silence_that_begins_with_it_if_no_longer_one_waits(
+    answered_s: float, is_silent: bool, state: str, other_bytes: int, is_blamed: bool
+) -> None:
+    store, upstream = Store(StoreOptions("redis://127.0.0.1:1"), "g0"), Upstream(TimeoutSettings(), None)
+    fleet = Fleet([ReplicaSettings(id="r0", url="http://127.0.0.1:1")], store, upstream)
+    checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
+    moves = Moves(fleet, checks, store, progress, HangDetector(fleet, HEALTH, store, upstream, progress))
+    member, task = fleet.members["r0"], asyncio.current_task()
+    assert task is not None
+    member.answered_s, member.is_silent = answered_s, is_silent
+    limit = Deadlines().within(None, task)
+    with (
+        moves.attempt("r0", (), [], limit, size_bytes=100) as waiting,
+        moves.attempt("r0", (), [], limit, size_bytes=other_bytes),
+    ):
+        waiting.since_s = SENT_S
+        record = ReplicaRecord("r0", "life-1", state, 0, 1, member.url)
+        assert moves._is_stall(waiting, member, record) is is_blamed
 
 
 def states(count: int, *dead: int) -> dict[str, str]:
