@@ -206,6 +206,10 @@ class PoolKeys:
         return f"{self._base}:rates"
 
     @cached_property
+    def speeds(self) -> str:
+        return f"{self._base}:speeds"
+
+    @cached_property
     def fair(self) -> str:
         return f"{self._base}:fair"
 

@@ -33,7 +33,7 @@ KEYS = (
         "forgotten",
         "draining",
     ),
-    *("rates", "waiting", "waiting_tokens", "holds", "paces", "patient", "fair", "tenants", "budgets"),
+    *("rates", "speeds", "waiting", "waiting_tokens", "holds", "paces", "patient", "fair", "tenants", "budgets"),
     *("flight", "own", "held", "events", "measured", "bound"),
 )
 """The names under which unreadable records are counted."""

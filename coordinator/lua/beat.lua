@@ -9,7 +9,7 @@
 --
 -- KEYS
 --   hash    gateways, leases, replicas, breakers, agents, reaped, view, waiting, seats:<gateway>
---   hash    charges:<gateway>, tenants, budgets:<gateway>, holds
+--   hash    charges:<gateway>, tenants, budgets:<gateway>, holds, rates, speeds
 --   list    grants:<gateway>, heard:<gateway>
 --   zset    view_changes
 -- ARGV
@@ -25,11 +25,12 @@
 -- `view`; "" if it is gone), number of gateways, 1 if requests wait, else 0}. `status` is "ok", or "stale" if this gateway's lease or epoch is not
 -- known: then it must reassert. `worker` is the gateway that holds the lease on the pool's chores (health checks, trimming).
 
-local HOUR_MS = 3600000
+local HOUR_MS, UNEQUAL = 3600000, 1.5
 
 -- include time
 -- include expiries
 -- include view
+-- include tables
 -- include limits
 
 local budget = budget_of(budgets_key, tenants_key)
@@ -153,6 +154,33 @@ local function open_untils()
   return found
 end
 
+-- Tells placements how fast each replica computes prompts, in hundredths of the mean; in the field "?", the fastest one. If
+-- all are about equally fast, there is no such key, and a placement reads nothing of speeds. Measured rates of equal
+-- replicas differ a little with their load.
+local function renew_speeds()
+  local rates, slowest, fastest, total, count = pairs_of(rates_key), math.huge, 0, 0, 0
+  for _, text in pairs(rates) do
+    local rate = sum_of(text)
+    if rate > 0 then
+      slowest, fastest = math.min(slowest, rate), math.max(fastest, rate)
+      total, count = total + rate, count + 1
+    end
+  end
+  if fastest <= UNEQUAL * slowest then
+    redis.call('UNLINK', speeds_key)
+    return
+  end
+  rates['?'] = fastest
+  local stood, changed = pairs_of(speeds_key), {}
+  for name, rate in pairs(rates) do
+    local speed = string.format('%d', math.ceil(100 * sum_of(rate) * count / total))
+    if stood[name] ~= speed then
+      changed[#changed + 1], changed[#changed + 2] = name, speed
+    end
+  end
+  in_parts(changed, function(...) write('HSET', speeds_key, ...) end)
+end
+
 -- Makes all lines and writes those that differ. Returns the new id and version.
 local function renew_view(id, version)
   local until_of, holders, asking = stream_leases()
@@ -229,6 +257,7 @@ local is_fresh = made_ms and now >= made_ms and now - made_ms < view_lasts_ms(re
 if has_written or not is_fresh or jumped_ms > 0 or back_ms > 0 then
   expired = lapsed_gateways()
   id, view_version = renew_view(id, view_version)
+  renew_speeds()
 end
 
 local status = 'stale'

@@ -19,7 +19,7 @@
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
 --   hash    bound: the base of bound:<slot>
---   hash    agents, reports, leases, tiers, subsets, waiting, rates, tenants, budgets:<gateway>
+--   hash    agents, reports, leases, tiers, subsets, waiting, rates, speeds, tenants, budgets:<gateway>
 --   zset    subset:<digest>: and the base of its orders
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
@@ -54,7 +54,7 @@
 --          tokens that another candidate holds and the replica neither holds nor can load,
 --          what is left of its tenant's limits (see budget.left in lib/limits.lua; "": it has none),
 --          with `tells_costs` the candidates: a list of {replica, requests in flight, backlog, matched tokens, charged,
---          displaced, load, cost} (see lib/costs.lua) as JSON, else ""},
+--          displaced, load, cost, speed if they are not equally fast} (see lib/costs.lua) as JSON, else ""},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
 --         {"wait", since_ms, ms that it most likely waits (0: not known), a replica that has room ("": none)}: no replica
@@ -80,7 +80,7 @@ if deadline_ms > 0 and now > deadline_ms and not is_kept then
 end
 
 -- Most often there are none of these: one call tells. A kept call is one that waits.
-local has_any = redis.call('EXISTS', tiers_key, breakers_key, is_kept and tiers_key or waiting_key) > 0
+local has_any = redis.call('EXISTS', tiers_key, breakers_key, speeds_key, is_kept and tiers_key or waiting_key) > 0
 
 -- include load
 -- include owned
@@ -389,7 +389,7 @@ if explain then
       matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = fleet.terms.charged[i],
       displaced_tokens = fleet.terms.displaced[i], load_tokens = fleet.terms.load[i], cost = fleet.cost[i],
       cpu_credit = fleet.cpu_credit[i], store_credit = fleet.store_credit[i],
-      guarded = fleet.active[i] >= limit,
+      guarded = fleet.guarded[i] >= limit, speed = fleet.speed and fleet.speed[i] or nil,
       has_room = room_share == 0 or has_room(names[i], fleet.active[i], fleet.backlog[i], room_share),
     }
   end
@@ -505,6 +505,7 @@ for i = 1, tells_costs == 1 and #names or 0 do
   costs[i] = {
     names[i], fleet.active[i], fleet.backlog[i], fleet.matched[i], math.floor(terms.charged[i]),
     math.floor(terms.displaced[i]), math.floor(terms.load[i]), math.floor(fleet.cost[i]),
+    fleet.speed and fleet.speed[i] or nil,
   }
 end
 local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')

@@ -4,7 +4,7 @@
 -- another type is deleted. Sums over dropped records are computed again: load here, in one step; for owned_tokens the
 -- script returns the replicas (see recount). An agent whose records were dropped is asked to say everything again.
 -- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended.
--- The script makes the names of reaped, progress, forgotten, draining, rates, waiting, waiting_tokens, paces, patient, fair, holds,
+-- The script makes the names of reaped, progress, forgotten, draining, rates, speeds, waiting, waiting_tokens, paces, patient, fair, holds,
 -- flight:<gateway>, budgets:<gateway>, bound:<slot>, held:<replica>, events:<replica> and measured:<replica> from its
 -- KEYS.
 --
@@ -211,6 +211,7 @@ add_part(tiers_key, 'tiers', function(text) return string.find(text, '^[%d.e?-]+
 
 -- What waits. Gateways put their seats back into lines that are lost.
 add_part(base .. 'rates', 'rates', is_number)
+add_part(base .. 'speeds', 'speeds', is_number)
 for _, kind in ipairs({ 'waiting', 'waiting_tokens' }) do
   add_part(base .. kind, kind, function(text, field) return is_number(text) and string.find(field, '^%d+ %S+$') end)
 end

@@ -17,7 +17,7 @@ from gateway.routing.ticket import Ticket
 _OF_PLACEMENT = ("replica", "policy", "why", "state", "matched_tokens", "waited_ms", "costs")
 _COST_FIELDS = (
     *("replica", "active_requests", "backlog_tokens", "matched_tokens"),
-    *("charged_tokens", "displaced_tokens", "load_tokens", "cost"),
+    *("charged_tokens", "displaced_tokens", "load_tokens", "cost", "speed"),
 )
 """Of a candidate, in the order in which lua/place.lua tells them."""
 

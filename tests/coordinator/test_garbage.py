@@ -49,7 +49,7 @@ HASHES = {
     "flight:gw0": "a",
     "bound:0": "@",
     "bound:1": PROMPT[-1],
-    **dict.fromkeys(("rates",), "r0"),
+    **dict.fromkeys(("rates", "speeds"), "r0"),
     **dict.fromkeys(("waiting", "waiting_tokens"), f"0 {DIGEST}"),
     "holds": "gw0",
     "seats:gw0": "seat",

@@ -126,8 +126,12 @@ local function load_of(subset, names)
     occupied[i] = owns > FULL_SHARE * holds and holds > 0 and holds or owns
     total = total + requests
   end
-  return {
+  local fleet = {
     count = #names, name = names, active = active, backlog = backlog, owned = owned, capacity = capacity,
-    occupied = occupied, mean_active = subset.orders and subset.orders.mean_active() or total / #names,
+    occupied = occupied, mean_active = subset.orders and subset.orders.mean_active() or total / #names, guarded = active,
   }
+  if speeds then
+    speeds.note(fleet)
+  end
+  return fleet
 end

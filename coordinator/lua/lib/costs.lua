@@ -2,6 +2,12 @@
 -- occupied, matched (tokens), likely (the same with the last answer, where it was most likely made) and credit (what
 -- likely tokens are worth on their medium, plus what can be loaded beyond them). It also has three numbers: count,
 -- held_tokens (the most that any candidate has matched) and mean_active (of the good replicas of the subset).
+-- If the replicas are not equally fast, it has speed, too: of the mean. `guarded` is what the load guard compares: active,
+-- or active by speed.
+
+local CHARGED_WEIGHT = 3
+
+-- include speeds
 
 -- A replica with this many active requests or more is not chosen while another one has fewer. A request that can wait may
 -- choose one that is full.
@@ -14,7 +20,7 @@ end
 local function guard_limit(fleet)
   local limit = most_active(fleet.mean_active)
   for i = 1, fleet.count do
-    if fleet.active[i] < limit then
+    if fleet.guarded[i] < limit then
       return limit
     end
   end
@@ -25,7 +31,7 @@ end
 local function least(fleet, limit, cost, tie)
   local best, equals
   for i = 1, fleet.count do
-    if fleet.active[i] < limit then
+    if fleet.guarded[i] < limit then
       if best == nil or cost[i] < cost[best] or (cost[i] == cost[best] and tie[i] < tie[best]) then
         best, equals = i, 1
       elseif cost[i] == cost[best] and tie[i] == tie[best] then
@@ -52,7 +58,10 @@ end
 -- All replicas that can load LMCache's chunks miss the same small part of them. Then the load decides.
 -- load: request_cost_tokens for each request in flight, and a tenth of the tokens that no cache has. A large context
 -- that must be computed anyway is better placed where there is less to do, because later requests will follow it there.
-local ASSUMED_CAPACITY_TOKENS, CHARGED_WEIGHT = 100000, 3
+-- A fast replica needs less time for it. So if the replicas are not equally fast, the sum is divided by the speed: it is in
+-- tokens of a replica of mean speed. Of the tokens that every replica has to compute, only their own time is divided: the
+-- weight is there to compare replicas that lack more with those that lack less.
+local ASSUMED_CAPACITY_TOKENS = 100000
 
 local function prefix_costs(fleet, hits)
   local cost, terms = {}, (explain or tells_costs == 1) and { charged = {}, displaced = {}, load = {} } or nil
@@ -87,11 +96,15 @@ local function prefix_costs(fleet, hits)
       terms.charged[i], terms.displaced[i], terms.load[i] = charged, displaced, load
     end
   end
+  for i = 1, fleet.speed and fleet.count or 0 do
+    cost[i] = speeds.cost(cost[i], prompt_tokens - best_tokens, fleet.speed[i])
+  end
   fleet.cost, fleet.terms, fleet.best_tokens = cost, terms, best_tokens
 end
 
 -- The least that a replica can cost that is none of the candidates, if it most likely holds no more than `reach_tokens`.
 local function least_cost_elsewhere(fleet, reach_tokens, hits)
   local best = math.max(fleet.best_tokens, reach_tokens)
-  return CHARGED_WEIGHT * (prompt_tokens - best + (best - reach_tokens) / (1 + hits))
+  local cost = CHARGED_WEIGHT * (prompt_tokens - best + (best - reach_tokens) / (1 + hits))
+  return speeds and speeds.cost(cost, prompt_tokens - best, fleet.fastest) or cost
 end

@@ -157,9 +157,10 @@ local function orders_of(subset, base)
   -- Those of the good replicas in `names` that the load guard allows, without those that were tried.
   local function allowed(names)
     local in_flight = #names > 0 and redis.pcall('ZMSCORE', subset.key .. ':in_flight', unpack(names)) or {}
-    local limit, found = most_active(orders.mean_active()), {}
+    local limit, speed_of, found = most_active(orders.mean_active()), speeds and speeds.of(names), {}
     for i = 1, #names do
-      if in_flight[i] and math.floor(tonumber(in_flight[i])) < limit and not is_tried[names[i]] then
+      local active = in_flight[i] and math.floor(tonumber(in_flight[i]))
+      if active and (speeds and speeds.guarded(active, speed_of[i]) or active) < limit and not is_tried[names[i]] then
         found[#found + 1] = names[i]
       end
     end

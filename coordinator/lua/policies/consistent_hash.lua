@@ -17,7 +17,7 @@ function choose(fleet, limit)
   end
   for replica in string.gmatch(order, '%S+') do
     local i = index[replica]
-    if i and fleet.active[i] < limit then
+    if i and fleet.guarded[i] < limit then
       return i
     end
   end

@@ -24,13 +24,14 @@ _COST_TERMS = (
     ("displaced_tokens", "displaced"),
     ("backlog_tokens", "backlog"),
     ("load_tokens", "load"),
+    ("speed", "speed"),
     ("active", "active requests"),
     ("owned_tokens", "owned"),
     ("guarded", "too busy (load guard)"),
 )
 _LEGEND = (
     "cost: the sum of 3 x charged (tokens to compute; only a part of a prefix that requests share), displaced (tokens "
-    "for which the cache has no room), backlog and load"
+    "for which the cache has no room), backlog and load; if the replicas are not equally fast, divided by its speed"
 )
 _COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red", "warning": "yellow", "error": "red"}
 
