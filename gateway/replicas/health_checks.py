@@ -206,8 +206,11 @@ class HealthChecks:
         record = pool.records.get(member.id)
         if is_asleep is None or record is None or record.incarnation != member.incarnation(record):
             return
-        member.is_asleep = is_asleep
-        if is_asleep != (record.state == ASLEEP) and record.state != "dead" and not member.identity.is_taken:
+        has_woken, member.is_asleep = member.is_asleep and not is_asleep, is_asleep
+        is_told = is_asleep == (record.state == ASLEEP)
+        if has_woken and record.state == "draining":  # a gateway of an older version may have called its sleep so
+            is_told = False
+        if not is_told and record.state != "dead" and not member.identity.is_taken:
             _log.info("asleep" if is_asleep else "awake", replica=member.id)
             pool.change_state(member.id, record.incarnation, record.state, ASLEEP if is_asleep else "ready")
 
