@@ -34,6 +34,7 @@ from gateway.metrics.loop_lag import measure_loop_lag
 from gateway.metrics.store_metrics import StoreMetrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.audit import Audit
+from gateway.relay.charges import Charges
 from gateway.relay.moves import Moves
 from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
@@ -100,9 +101,9 @@ class Gateway:
         self.store.on_news, self.fleet.on_change = self.holds.wake, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         responses = StoredResponses(self.store, self.fleet)
-        audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
-        relay = Relay(self.reader, responses, audit, progress, tenants)
-        senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
+        audit, charges = Audit(self.metrics, self.tasks, self.fleet.block_tokens), Charges(tenants, self.fleet)
+        relay = Relay(self.reader, responses, audit, progress, charges)
+        senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants, charges
         attempts, recorder = Attempts(settings, router, *senders), Recorder(settings.id)
         self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_sent, self.metrics.traces_lost)
         self.access_log = _access_log(settings, self.metrics, recorder)

@@ -58,6 +58,8 @@ class Endpoint:
     """Whether vLLM reads the header `X-Vllm-Priority` on this path."""
     stores_responses: bool = False
     """Whether the replica stores the answer under an id (OpenAI's `store`)."""
+    token_mark: bytes = b'"delta":'
+    """In a stream, each part of a choice has this key once. Most parts are a token."""
     output_limits: tuple[str, ...] | None = None
     """The fields of a body that limit the tokens of one choice, as vLLM reads them: the first one that is set counts.
     Empty: the engine generates nothing. None: it is not known whether it does."""
@@ -92,6 +94,7 @@ _RECORDS: Final = (
         returns_token_ids=True,
         takes_priority=True,
         output_limits=("max_tokens",),
+        token_mark=b'"text":',
     ),
     Endpoint(
         "/v1/responses",

@@ -7,7 +7,7 @@ server that is not vLLM may have neither root nor metrics; then nothing is assum
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
@@ -20,6 +20,8 @@ _FIGURES = {
     "vllm:prefix_cache_queries_total": "prefix_queries_tokens",
     "vllm:prefix_cache_hits_total": "prefix_hits_tokens",
     "vllm:generation_tokens_total": "generated_tokens",
+    "vllm:time_to_first_token_seconds_count": "first_tokens",
+    "vllm:inter_token_latency_seconds_sum": "decode_s",
     "vllm:request_prefill_time_seconds_sum": "prefill_s",
     "vllm:request_prefill_time_seconds_count": "prefills",
     "vllm:request_prefill_kv_computed_tokens_sum": "prefill_computed_tokens",
@@ -69,8 +71,9 @@ class EngineFacts:
     is_asleep: bool | None = None
     """Whether POST /sleep was called; None if the engine does not tell. Metrics do not tell that it is paused."""
     figures: dict[str, float] = field(default_factory=dict)
-    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens, generated_tokens; prefills with
-    their prefill_s and prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of loads from CPU memory."""
+    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens; generated_tokens, the first_tokens
+    among them, and decode_s, the time that each sequence waited for its others; prefills with their prefill_s and
+    prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of loads from CPU memory."""
 
     def place_of(self, dp_rank: int) -> int | None:
         """What X-data-parallel-rank calls this rank: vLLM counts a server's own ranks from 0. None if the server has
@@ -153,6 +156,15 @@ def parse_sleep(document: Any) -> bool | None:
     development mode have; None if it does not tell."""
     told = document.get("is_sleeping") if isinstance(document, dict) else None
     return told if isinstance(told, bool) else None
+
+
+def decode_tokens_per_s(before: Mapping[str, float], now: Mapping[str, float]) -> float:
+    """How many tokens of one sequence an engine has generated in a second, by the growth of its figures; 0 if they do
+    not tell. Figures that are smaller than `before` are those of a new engine."""
+    names = "generated_tokens", "first_tokens", "decode_s"
+    is_new = any(now.get(name, 0) < before.get(name, 0) for name in names)
+    tokens, first_tokens, seconds = (now.get(name, 0) - (0 if is_new else before.get(name, 0)) for name in names)
+    return (tokens - first_tokens) / seconds if seconds > 0 and tokens > first_tokens else 0.0
 
 
 def cache_settings(text: str) -> dict[str, str]:

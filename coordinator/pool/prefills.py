@@ -89,6 +89,10 @@ class Prefills:
         if tokens_per_s is not None:
             self._tokens_per_s[replica] = tokens_per_s
 
+    def tokens_per_s(self, replica: str) -> float | None:
+        """How fast the replica computes prompts; None if its engine does not tell."""
+        return self._tokens_per_s.get(replica)
+
     def end_finished_backlogs(self, state: PoolState) -> None:
         """At a heartbeat: end the backlogs whose prefill is over by prediction, predict the new ones, and look up the
         tips of the others."""

@@ -14,6 +14,7 @@ from coordinator.scripts import NOTHING
 from gateway.deadlines import Deadlines, Limit
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
+from gateway.relay.charges import Charges
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken
@@ -60,7 +61,9 @@ class Attempts:
         moves: Moves,
         holds: Holds,
         tenants: Tenants,
+        charges: Charges,
     ) -> None:
+        self._charges = charges
         self._moves = moves
         self._holds = holds
         self._tenants = tenants
@@ -122,6 +125,8 @@ class Attempts:
             raise
         finally:
             held.let_go()
+            if tickets:
+                self._charges.untold(job, tickets[-1])
             for each in tickets:
                 each.done()
             if last is not None:
@@ -206,12 +211,15 @@ class Attempts:
                 self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
                 self._waiting(job, tickets, failures, limit) as waiting,
             ):
+                ticket.sent_s = time.monotonic()
                 answer = await self._upstream.send(
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket), job.has_effects
                 )
                 if answer.status in RETRIED_STATUSES:
                     return await _declined(answer, held)
                 streamed = answer.status == 200 and answer.is_event_stream
+                if not streamed:
+                    ticket.answered_s = time.monotonic()
                 is_whole = await answer.gathered(0 if streamed else MAX_GATHERED_BYTES, held.has_room)
             if streamed and (failure := _broken_start(answer.look())) is not None:
                 self._refuse_replay(job, ticket, answer, failure.reason)
@@ -272,6 +280,7 @@ class Attempts:
         try:
             await relay(job, ticket, reply, answer, held)
         except StreamBroken as broken:
+            self._charges.untold(job, ticket, by_time=not streamed)
             if broken.by_replica:
                 self._router.broke_off(ticket)
                 self._fleet.recheck(ticket.replica)

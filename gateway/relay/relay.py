@@ -7,6 +7,7 @@ events.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ import orjson
 from coordinator.pool.engine_feedback import tell_measured
 from coordinator.scripts import NOTHING
 from gateway.relay.audit import Audit, read_usage
+from gateway.relay.charges import Charges
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay, split_events
@@ -21,7 +23,6 @@ from gateway.relay.stored_responses import StoredResponses
 from gateway.relay.token_ids import asked_token_ids
 from gateway.replicas.hangs import AnswerProgress
 from gateway.request.reader import Job, Reader
-from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
@@ -34,6 +35,7 @@ MAX_GATHERED_BYTES = 2**20
 """An answer that is not streamed is gathered up to this size. Until then, another replica can be asked instead."""
 _MAX_READ_BYTES = 2**16
 """A larger answer is not parsed to learn from it. Only its usage is looked for."""
+_CHOICE_END = b'"finish_reason":"'
 _WRITE_AHEAD_BYTES = 2**16
 _UNCOUNTED_BYTES = 2**16
 
@@ -52,9 +54,9 @@ class Relay:
     """Passes answers on to clients, and learns from them."""
 
     def __init__(
-        self, reader: Reader, responses: StoredResponses, audit: Audit, progress: AnswerProgress, tenants: Tenants
+        self, reader: Reader, responses: StoredResponses, audit: Audit, progress: AnswerProgress, charges: Charges
     ) -> None:
-        self._tenants = tenants
+        self._charges = charges
         self._pieces = progress.pieces
         self._reader = reader
         self._responses = responses
@@ -64,7 +66,7 @@ class Relay:
         """Passes on an answer that was gathered. Its bytes count as held until the client has taken them."""
         body = answer.take()
         self._pieces[ticket.replica] += 1
-        if _teaches(job, ticket):
+        if ticket.is_computed:
             token_ids = asked_token_ids(job, ticket)
             body = token_ids.take_from_body(body) if token_ids is not None else body
             document = self._read(job, ticket, body)
@@ -91,7 +93,9 @@ class Relay:
         async def drained() -> None:
             await _drained(reply, held)
 
-        if _teaches(job, ticket):
+        if answer.status >= 400:
+            ticket.used = NOTHING
+        if ticket.is_computed:
             self._responses.notice(job, ticket, answer.look())
         reply.start_body(answer, answer.content_length)
         try:
@@ -101,25 +105,22 @@ class Relay:
             last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
-        if _teaches(job, ticket):
+        if ticket.is_computed:
             self._learn(job, ticket, reply, {"usage": last_usage(end + last)})
         ticket.done()
         await _ended(reply, last, drained)
 
     async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Passes on events as they come. Raises StreamBroken if the stream breaks off."""
-        watch = self._watch(job, ticket, reply) if job.endpoint.stores_responses else None
-        if watch is None and job.endpoint.computes_prompt:
-            ticket.first_token()
+        watch = self._begun(job, ticket, reply)
         token_ids = asked_token_ids(job, ticket)
         edit = token_ids.take_from_events if token_ids is not None else None
-        events = EventRelay(job.strip_usage, job.endpoint.end_marks, edit)
-        reason, pieces, passed = "", self._pieces, 0
+        events = EventRelay(job.strip_usage, job.endpoint.end_marks, edit, job.endpoint.token_mark, job.choices)
+        ticket.seen_tokens = partial(_seen_tokens, job, events)
+        reason, pieces = "", self._pieces
 
         def complete(piece: bytes) -> bytes:
-            nonlocal passed
             ready = events.feed(piece)
-            passed += 1
             if watch is None:
                 pieces[ticket.replica] += 1
             elif ready:
@@ -143,8 +144,6 @@ class Relay:
             last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
-        finally:  # if it ends before its usage is told, each piece counts as a token
-            ticket.used = self._tenants.used_so_far(job.prompt_tokens - ticket.matched_tokens, passed)
         ready = complete(last) if last else b""
         rest = events.finish()
         if reason or not events.saw_end:
@@ -154,6 +153,14 @@ class Relay:
         self._learn(job, ticket, reply, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
         ticket.done()
         await _ended(reply, ready + rest, drained)
+
+    def _begun(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None] | None:
+        """Notes the first token, unless the events will show it. Returns what must see all events, if anything."""
+        if job.endpoint.stores_responses:
+            return self._watch(job, ticket, reply)
+        if job.endpoint.computes_prompt:
+            ticket.first_token()
+        return self._watch_choices(ticket) if job.choices > 1 else None
 
     def _watch(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None]:
         """Watches the events of a stored response: for its first token, its id, and the numbers of its events."""
@@ -172,6 +179,16 @@ class Relay:
 
         return watch
 
+    def _watch_choices(self, ticket: Ticket) -> Callable[[bytes], None]:
+        """Watches the events of several choices: for those that end before others."""
+
+        def watch(events: bytes) -> None:
+            self._pieces[ticket.replica] += 1
+            if ended := events.count(_CHOICE_END):
+                ticket.choices_ended(ended)
+
+        return watch
+
     def _read(self, job: Job, ticket: Ticket, body: bytes) -> dict[str, Any]:
         """The document of an answer. Of a large one only its usage, without parsing it."""
         if len(body) <= _MAX_READ_BYTES:
@@ -185,11 +202,11 @@ class Relay:
         """Learns the size of prompts, the tokens that were cached, and the replica of a stored response."""
         self._responses.notice_whole(job, ticket, document)
         usage = reply.usage = read_usage(document.get("usage"))
-        if usage is not None:
-            cached_tokens = ticket.matched_tokens if usage.cached_tokens is None else usage.cached_tokens
-            uncached_tokens = usage.prompt_tokens - cached_tokens
-            ticket.used = self._tenants.used(job.caller.tenant, uncached_tokens, usage.output_tokens)
-        if usage is None or job.prompt is None or job.is_batch:
+        if usage is None:
+            self._charges.untold(job, ticket)
+            return
+        self._charges.told(job, ticket, usage)
+        if job.prompt is None or not job.prompt.keys or job.is_batch:
             return
         self._reader.estimator(job.served.pool).observe(job.prompt, usage.prompt_tokens)
         if job.reads_cache:
@@ -199,9 +216,12 @@ class Relay:
             tell_measured(ticket.pool, ticket.request, placement, usage.prompt_tokens, token_ids)
 
 
-def _teaches(job: Job, ticket: Ticket) -> bool:
-    """Whether an answer that is not streamed tells about the cache."""
-    return ticket.is_computed and job.prompt is not None and bool(job.prompt.keys)
+def _seen_tokens(job: Job, events: EventRelay) -> int:
+    """The tokens in what has come of a stream. A chat begins with a part without a token for each choice."""
+    parts = events.parts - (job.choices if job.endpoint.prompt == "chat" else 0)
+    usage = read_usage(events.usage)
+    told = max(sum(events.running_tokens.values()), usage.output_tokens if usage is not None else 0)
+    return max(0, parts, told)
 
 
 async def _drained(reply: Reply, held: HeldBytes) -> None:

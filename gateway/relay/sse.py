@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import orjson
@@ -33,19 +34,31 @@ class EventRelay:
     """Takes a replica's bytes, returns the client's bytes. One for each stream.
 
     `end_marks` are beginnings of lines. A JSON string holds no line break, so no content can look like one.
-    `edit`, if given, turns events into those for the client.
+    `edit`, if given, turns events into those for the client. `token_mark` is a key that each part of a choice has once;
+    strings cannot imitate it, because quotation marks inside have a backslash.
     """
 
     def __init__(
-        self, strip_usage: bool, end_marks: tuple[bytes, ...], edit: Callable[[bytes], bytes] | None = None
+        self,
+        strip_usage: bool,
+        end_marks: tuple[bytes, ...],
+        edit: Callable[[bytes], bytes] | None = None,
+        token_mark: bytes = b'"delta":',
+        choices: int = 1,
     ) -> None:
+        self.parts = 0
+        """The parts of choices that were passed on."""
+        self.running_tokens: dict[int, int] = {}
+        """By choice, if there are several: its tokens so far, if each event tells them (`continuous_usage_stats`)."""
         self.usage: dict[str, Any] | None = None
         """From the last event that had one."""
         self.saw_end = not end_marks
         """Whether the stream said that it is complete. Always true if there are no end marks."""
-        self._end_marks = end_marks
+        self._end_marks, self._end_of_marks = end_marks, _common_end(end_marks)
         self._strip_usage = strip_usage
         self._edit = edit
+        self._token_mark = token_mark
+        self._has_many_choices = choices > 1
         self._tail = bytearray()
 
     @property
@@ -91,11 +104,12 @@ class EventRelay:
     def _passed(self, ready: bytes) -> bytes:
         if len(ready) > _LARGE_BYTES:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
+        self.parts += ready.count(self._token_mark)
         if self._edit is not None:
             ready = self._edit(ready)
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
-        if not self.saw_end:
+        if not self.saw_end and self._end_of_marks in ready:
             for mark in self._end_marks:
                 if mark in ready and _begins_a_line(mark, ready):
                     self.saw_end = True
@@ -104,6 +118,7 @@ class EventRelay:
     def _passed_alone(self, event: bytes) -> bytes:
         if len(event) <= _LARGE_BYTES:
             return self._passed(event)
+        self.parts += event.count(self._token_mark)
         if self._edit is not None:
             event = self._edit(event)
         self.usage = last_usage(event) or self.usage
@@ -112,21 +127,31 @@ class EventRelay:
         return event
 
     def _take_usage(self, ready: bytes) -> bytes:
-        """Reads the last event with usage, and takes out the events with nothing but usage."""
+        """Reads the last event with usage, of each choice, and takes out the events with nothing but usage."""
         kept: list[bytes] = []
         latest = None
         for event in reversed(split_events(ready)):
             if b'"usage"' in event and _HAS_USAGE.search(event):
                 has_no_more = self._strip_usage and _NO_CHOICES.search(event) is not None
-                document = (event_data(event) if has_no_more or latest is None else None) or {}
-                usage = document.get("usage")
+                is_read = has_no_more or latest is None or self._has_many_choices
+                document = (event_data(event) if is_read else None) or {}
+                usage, choices = document.get("usage"), document.get("choices")
                 if isinstance(usage, dict):
                     latest = latest or usage
-                    if has_no_more and document.get("choices") == []:
+                    if has_no_more and choices == []:
                         continue
+                    if self._has_many_choices and choices:
+                        self._note_running(choices, usage)
             kept.append(event)
         self.usage = latest or self.usage
         return b"".join(reversed(kept))
+
+    def _note_running(self, choices: Any, usage: dict[str, Any]) -> None:
+        """vLLM tells of a choice's event how many tokens this choice has."""
+        choice = choices[0] if isinstance(choices, list) else None
+        index, tokens = choice.get("index") if isinstance(choice, dict) else None, usage.get("completion_tokens")
+        if type(index) is int and type(tokens) is int:
+            self.running_tokens[index] = max(tokens, self.running_tokens.get(index, 0))
 
 
 def event_data(event: bytes) -> dict[str, Any] | None:
@@ -160,6 +185,15 @@ def split_events(data: bytes) -> list[bytes]:
     """Complete events, each with its blank line."""
     separator = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
     return [part + separator for part in data.split(separator) if part]
+
+
+@cache
+def _common_end(marks: tuple[bytes, ...]) -> bytes:
+    """The bytes with which all of the marks end: one search for these costs less than one for each mark."""
+    end = min(marks, key=len, default=b"")
+    while not all(mark.endswith(end) for mark in marks):
+        end = end[1:]
+    return end
 
 
 def _begins_a_line(mark: bytes, data: bytes) -> bool:

@@ -57,6 +57,8 @@ class Member:
     """Whether its engine has /is_sleeping, as far as this gateway knows."""
     is_asleep: bool = False
     """Whether it was asleep when this gateway last knew."""
+    tokens_per_s: float = 0.0
+    """How fast its engine generates the tokens of one sequence, when it was measured last; 0 if it does not tell."""
     lacks_metrics: bool = False
     """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
     identity: Identity = field(default_factory=Identity)

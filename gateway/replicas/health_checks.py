@@ -15,7 +15,14 @@ from zlib import crc32
 import structlog
 
 from coordinator.chores.held_keys import forget
-from coordinator.engine.facts import EngineFacts, base_card, parse_metrics, parse_models, parse_sleep
+from coordinator.engine.facts import (
+    EngineFacts,
+    base_card,
+    decode_tokens_per_s,
+    parse_metrics,
+    parse_models,
+    parse_sleep,
+)
 from coordinator.engine.light_json import parse_answer
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
@@ -240,6 +247,8 @@ class HealthChecks:
                 "each with its own id and dp_rank",
             )
         member.tells_sleep |= facts.started != member.facts.started
+        pace = decode_tokens_per_s(member.facts.figures, facts.figures)
+        member.tokens_per_s = pace or member.tokens_per_s
         member.facts = facts if facts.started else replace(facts, started=member.facts.started)
         if cards != member.cards:
             member.cards, member.pool = cards, pool_slug(base.root)

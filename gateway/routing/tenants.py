@@ -58,8 +58,8 @@ class Tenants:
         limits = known.limits
         tokens = round(self._mean_output_tokens(known.name)) if max_output_tokens is None else max_output_tokens
         concurrency = limits.concurrency or 0
-        if not can_wait:  # its prompt is not read, so its answer will not tell what it took
-            tokens = concurrency = 0
+        if not can_wait:  # its prompt is not read
+            tokens, concurrency = max_output_tokens or 0, 0
         return TenantLimits(concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0, tokens)
 
     def _mean_output_tokens(self, name: str) -> float:

@@ -230,6 +230,10 @@ class SimEngine:
             self.stats.prompt_tokens += sequence.prompt.num_tokens
             self._on_first_token(now_s - sequence.arrived_s)
             sequence.prefill_s = now_s - sequence.scheduled_s
+        else:
+            self.stats.decode_steps += 1
+            self.stats.decode_s += now_s - sequence.last_token_s
+        sequence.last_token_s = now_s
         if not sequence.is_complete:
             sequence.produce()
             self.stats.generation_tokens += 1

@@ -38,11 +38,21 @@ _COUNTERS: dict[str, Callable[[SimEngine], float]] = {
     "vllm:prompt_tokens": lambda engine: engine.stats.prompt_tokens,
     "vllm:generation_tokens": lambda engine: engine.stats.generation_tokens,
 }
-_PREFILLS: dict[str, Callable[[SimEngine], float]] = {
-    "vllm:request_prefill_time_seconds": lambda engine: engine.stats.prefill_s,
-    "vllm:request_prefill_kv_computed_tokens": lambda engine: engine.stats.prefill_computed_tokens,
+_Sum = tuple[Callable[[SimEngine], float], Callable[[SimEngine], float]]
+"""Of a histogram that has a sum and a count only."""
+_DECODES: dict[str, _Sum] = {
+    "vllm:inter_token_latency_seconds": (lambda engine: engine.stats.decode_s, lambda engine: engine.stats.decode_steps)
 }
-"""Histograms with a sum and a count only."""
+_PREFILLS: dict[str, _Sum] = {
+    "vllm:request_prefill_time_seconds": (
+        lambda engine: engine.stats.prefill_s,
+        lambda engine: engine.stats.prefills,
+    ),
+    "vllm:request_prefill_kv_computed_tokens": (
+        lambda engine: engine.stats.prefill_computed_tokens,
+        lambda engine: engine.stats.prefills,
+    ),
+}
 
 
 class SimMetrics:
@@ -105,9 +115,9 @@ class _EngineCollector(Collector):
             family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
             family.add_metric((self._model_name, str(self._settings.ranks[0])), value)
             yield family
-        if self._settings.lmcache is None:  # the configured credit for loading applies; a measured one would be zero
-            for name, read in _PREFILLS.items():
-                yield self._of_prefills(name, read)
+        # With LMCache, the configured credit for loading applies; a measured one would be zero.
+        for name, sums in (_DECODES if self._settings.lmcache else _DECODES | _PREFILLS).items():
+            yield self._histogram(name, *sums)
         yield self._sleep_state()
         yield self._cache_config()
 
@@ -120,11 +130,13 @@ class _EngineCollector(Collector):
                 family.add_metric((self._model_name, str(rank), name), is_so)
         return family
 
-    def _of_prefills(self, name: str, read: Callable[[SimEngine], float]) -> Metric:
+    def _histogram(
+        self, name: str, read_sum: Callable[[SimEngine], float], read_count: Callable[[SimEngine], float]
+    ) -> Metric:
         family = HistogramMetricFamily(name, name, labels=_LABELS)
         for rank, engine in zip(self._settings.ranks, self._engines, strict=True):
-            count = [("+Inf", float(engine.stats.prefills))]
-            family.add_metric((self._model_name, str(rank)), count, read(engine))
+            count = [("+Inf", float(read_count(engine)))]
+            family.add_metric((self._model_name, str(rank)), count, read_sum(engine))
         return family
 
     def _per_engine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -40,12 +40,17 @@ class _Chunks:
     As in vLLM, fields that are null without `return_token_ids` are sent too.
     """
 
+    _usage_details: ClassVar[dict[str, Any]] = {}
+    """Further fields of the usage in each chunk."""
+
     def __init__(self, call: Call, model: str, kind: str, answers: Sequence[GeneratedAnswer]) -> None:
         prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
         envelope = {"id": f"{prefix}-{call.request_id}", "object": kind, "created": int(time.time()), "model": model}
         self._envelope = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
         self._replica = call.replica
-        self._include_usage = fields.flag(fields.mapping(call.body, "stream_options"), "include_usage")
+        options = fields.mapping(call.body, "stream_options")
+        self._include_usage = fields.flag(options, "include_usage")
+        self._continuous_usage = self._include_usage and fields.flag(options, "continuous_usage_stats")
         self._with_token_ids = fields.flag(call.body, "return_token_ids")
         self._answers = answers
 
@@ -60,8 +65,16 @@ class _Chunks:
             usage = self._envelope + b'],"usage":' + body + b"}\n\n"
         return usage + b"data: [DONE]\n\n"
 
-    def chunk(self, choice: bytes, more: bytes = b"") -> bytes:
-        """One chunk with one choice. `more` holds further fields, each after a comma."""
+    def chunk(self, choice: bytes, prompt_tokens: int, tokens: int, more: bytes = b"") -> bytes:
+        """One chunk with one choice, which has so many `tokens` by now. `more` holds further fields, each after a
+        comma."""
+        if self._continuous_usage:
+            usage: dict[str, Any] = {
+                "prompt_tokens": prompt_tokens,
+                "total_tokens": prompt_tokens + tokens,
+                "completion_tokens": tokens,
+            }
+            more += b',"usage":' + orjson.dumps(usage | self._usage_details)
         return self._envelope + choice + b"]" + more + b"}\n\n"
 
     def ids_of(self, tokens: bytes) -> list[int] | None:
@@ -69,6 +82,8 @@ class _Chunks:
 
 
 class ChatChunks(_Chunks):
+    _usage_details: ClassVar = {"completion_tokens_details": None}
+
     def __init__(
         self,
         call: Call,
@@ -104,7 +119,7 @@ class ChatChunks(_Chunks):
             body["finish_reason"] = answer.finish_reason
             body["stop_reason"] = answer.stop_reason
         body["token_ids"] = self.ids_of(token_of(piece))
-        return opening + self.chunk(orjson.dumps(body))
+        return opening + self.chunk(orjson.dumps(body), self._prompt.num_tokens, at + 1)
 
     def _openings(self) -> list[bytes]:
         prompt_ids = b',"prompt_token_ids":' + orjson.dumps(self.ids_of(self._prompt.tokens)) + b',"prompt_text":null'
@@ -120,7 +135,8 @@ class ChatChunks(_Chunks):
         return chunks
 
     def _opening(self, choice: int, delta: dict[str, Any], more: bytes = b"") -> bytes:
-        return self.chunk(orjson.dumps({"index": choice, "delta": delta, **_NO_TOKEN}), more)
+        body = orjson.dumps({"index": choice, "delta": delta, **_NO_TOKEN})
+        return self.chunk(body, self._prompt.num_tokens, 0, more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +186,7 @@ class CompletionChunks(_Chunks):
             "prompt_token_ids": self.ids_of(prompt.tokens) if at == 0 else None,
             "token_ids": self.ids_of(token_of(piece)),
         }
-        return self.chunk(orjson.dumps(body))
+        return self.chunk(orjson.dumps(body), prompt.num_tokens, at + 1)
 
     def _logprobs_of(self, choice: int, at: int) -> dict[str, Any] | None:
         piece = self._answers[choice].pieces[at]

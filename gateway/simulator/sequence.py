@@ -46,8 +46,9 @@ class TokenSequence:
     """A prompt and its planned answer inside an engine."""
 
     __slots__ = (
-        "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "event_tag", "lookup", "notify",
-        "num_tokens", "offered_blocks", "prefill_s", "produced", "prompt", "scheduled_s", "state", "taken", "tokens",
+        "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "event_tag", "last_token_s", "lookup",
+        "notify", "num_tokens", "offered_blocks", "prefill_s", "produced", "prompt", "scheduled_s", "state", "taken",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +65,7 @@ class TokenSequence:
         self.event_tag = event_tag
         self.notify = notify
         self.state = SequenceState.NEW
-        self.arrived_s = self.scheduled_s = self.prefill_s = 0.0
+        self.arrived_s = self.scheduled_s = self.prefill_s = self.last_token_s = 0.0
         self.tokens = bytearray(prompt.tokens)
         self.num_tokens = prompt.num_tokens
         """Prompt and generated tokens so far."""

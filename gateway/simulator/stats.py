@@ -21,6 +21,9 @@ class EngineStats:
     prefills: int = 0
     prefill_s: float = 0.0
     prefill_computed_tokens: int = 0
+    decode_steps: int = 0
+    decode_s: float = 0.0
+    """The time between a token and the one before it, summed over all tokens but the first of each answer."""
     blocks_stored: int = 0
     blocks_evicted: int = 0
 

@@ -178,7 +178,10 @@ def usage_request(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[dict
         return {}, False  # the replica answers with an error
     if options and options.get("include_usage") is True:
         return {}, False
-    return {"stream_options": {**(options or {}), "include_usage": True}}, True
+    wanted = {**(options or {}), "include_usage": True}
+    if "continuous_usage_stats" in wanted:  # vLLM ignores it without `include_usage`
+        wanted["continuous_usage_stats"] = False
+    return {"stream_options": wanted}, True
 
 
 def _model(document: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.engine.facts import EngineFacts, base_card, cache_settings, parse_metrics, parse_models
+from coordinator.engine.facts import (
+    EngineFacts,
+    base_card,
+    cache_settings,
+    decode_tokens_per_s,
+    parse_metrics,
+    parse_models,
+)
 
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -131,3 +138,16 @@ def test_a_server_without_roots_is_its_own_base() -> None:
 def test_what_lists_no_model_gives_none(document: object) -> None:
     assert parse_models(document) == []
     assert base_card([]) is None
+
+
+def test_the_pace_of_an_engine_is_that_of_one_sequence_behind_its_first_token() -> None:
+    text = """
+vllm:generation_tokens_total{engine="0"} 110
+vllm:time_to_first_token_seconds_count{engine="0"} 10
+vllm:inter_token_latency_seconds_sum{engine="0"} 4
+"""
+    first = parse_metrics(text, None).figures
+    later = {"generated_tokens": 170, "first_tokens": 20, "decode_s": 5.0}
+    assert (decode_tokens_per_s({}, first), decode_tokens_per_s(first, later)) == (25, 50)
+    assert decode_tokens_per_s(later, first) == 25, "a new engine counts from zero"
+    assert [decode_tokens_per_s(first, first), decode_tokens_per_s({}, {"generated_tokens": 9})] == [0, 0]

@@ -63,6 +63,24 @@ async def test_a_stream_carries_the_plain_answer_and_usage_only_if_asked(replica
 
 
 @pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({"include_usage": True, "continuous_usage_stats": True}, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]),
+        ({"continuous_usage_stats": True}, []),
+    ],
+)
+async def test_with_continuous_usage_each_chunk_tells_the_tokens_of_its_choice(
+    replica: RunningReplica, options: Any, tokens: list[tuple[int, int]]
+) -> None:
+    create = replica.openai.chat.completions.create
+    ask = {"model": "sim", "messages": _QUESTION, "max_tokens": 2, "n": 2}
+    stream = await create(**ask, stream=True, stream_options=options)
+    told = [(chunk.choices, chunk.usage) async for chunk in stream]
+    assert sorted((choices[0].index, usage.completion_tokens) for choices, usage in told if choices and usage) == tokens
+    assert len({usage.total_tokens - usage.completion_tokens for _, usage in told if usage}) == bool(tokens)
+
+
+@pytest.mark.parametrize(
     ("tool_choice", "finish_reason"),
     [("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")],
 )

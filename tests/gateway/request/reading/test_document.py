@@ -97,6 +97,11 @@ def test_of_duplicate_keys_the_last_wins() -> None:
             {"stream_options": {"x": 1, "include_usage": True}},
             True,
         ),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            {"stream_options": {"continuous_usage_stats": False, "include_usage": True}},
+            True,
+        ),
         ({"stream": True, "stream_options": 3}, {}, False),
         ({"stream": False}, {}, False),
         ({"stream": "true"}, {}, False),
