@@ -22,6 +22,10 @@ _STREAM = "events:"
 
 ASLEEP = "asleep"
 """The state of a replica whose engine was put to sleep, or is paused."""
+PARTIAL, UNCONFIRMED = "partial", "unconfirmed"
+"""Modes of agents whose engines have other groups of blocks than those of full attention. `partial`: events tell what
+is gone. What they call held may lack blocks of another group. `unconfirmed`: no group holds whole prefixes, so events
+tell nothing of them."""
 SERVING = frozenset({"ready", "draining"})
 """The states of replicas that work on the requests that they have."""
 
@@ -140,7 +144,12 @@ class PoolState:
         return by_ms if since_ms <= at_ms <= self.now_ms else 0  # if later, the clock went back since
 
     def is_exact(self, replica: str) -> bool:
-        """Whether a live agent tells what the replica's current incarnation holds, and an applier applies it."""
+        """Whether events confirm what the map says of the replica: what it holds, and what it does not hold."""
+        return self.is_told(replica) and self.agents[replica].mode != PARTIAL
+
+    def is_told(self, replica: str) -> bool:
+        """Whether a live agent tells what the replica's current incarnation holds, and an applier applies it. What is
+        not told is not there."""
         return self.is_followed(replica) and self.applied_until_ms.get(replica, 0) >= self.now_ms
 
     def is_followed(self, replica: str) -> bool:
@@ -151,7 +160,9 @@ class PoolState:
         """Until when an agent has the lease to tell what the replica's current incarnation holds; -1 if none ever
         did."""
         agent, record = self.agents.get(replica), self.replicas.get(replica)
-        if agent is None or record is None or agent.mode == "none" or agent.incarnation != record.incarnation:
+        if agent is None or record is None or agent.incarnation != record.incarnation:
+            return -1
+        if agent.mode in ("none", UNCONFIRMED):
             return -1
         return agent.lease_until_ms
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from coordinator.keys import PoolKeys
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import PARTIAL, UNCONFIRMED, ReplicaRecord
 from coordinator.signature import Flattener, Signature, flattener, lua_locals, read_signature
 from coordinator.subset import Subset
 
@@ -379,7 +379,8 @@ class Placement(NamedTuple):
     placed_ms: int
     """Redis time."""
     mode: str
-    """How the replica's agent learns which blocks a chain has: `session`, `token_ids`; empty without an agent."""
+    """How the replica's agent learns which blocks a chain has, and what its events confirm: `session`, `token_ids`,
+    `partial`, `unconfirmed`; empty without an agent."""
     report: bool
     """Whether to ask the engine to report the blocks that it reuses for this request: its agent is relearning."""
     stored_keys: int = 0
@@ -395,9 +396,14 @@ class Placement(NamedTuple):
     """What the candidates cost, as JSON: see lua/place.lua. Empty unless the knobs ask for it."""
 
     @property
+    def is_told(self) -> bool:
+        """Whether an agent tells what this replica holds. What is not told is not there."""
+        return self.mode not in ("", UNCONFIRMED)
+
+    @property
     def is_exact(self) -> bool:
-        """Whether an agent tells what this replica holds."""
-        return self.mode != ""
+        """Whether events also confirm that what is told is there."""
+        return self.is_told and self.mode != PARTIAL
 
 
 @dataclass(slots=True)

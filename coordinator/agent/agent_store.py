@@ -86,6 +86,8 @@ class Attended:
     before: PreviousAgent | None
     asked: str
     measured: list[Measured]
+    voided: list[str]
+    """Keys that the engine was found not to serve."""
     entries: int
     had_lapsed: bool
     """Whether this agent's lease had run out: meanwhile, others may have treated its replica's keys as claims."""
@@ -105,6 +107,8 @@ class Vitals:
     seq: int | None
     """None leaves the last agent's number, because its knowledge is not taken over yet."""
     counters: dict[str, float]
+    held_tokens: int = 0
+    """In the blocks that the engine holds, as its events tell."""
 
 
 class AgentStore:
@@ -181,6 +185,7 @@ class AgentStore:
             waiting=vitals.waiting,
             seq="" if vitals.seq is None else vitals.seq,
             counters=orjson.dumps(vitals.counters) if vitals.counters else "",
+            held_tokens=vitals.held_tokens,
             taken=len(self._taken),
             last_taken=self._taken[-1] if self._taken else "",
         )
@@ -193,8 +198,11 @@ class AgentStore:
         self._entries = int(reply[4]) if self._entries is None else self._entries
         self._taken = reply[3]
         measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
+        voided = [key for text in reply[3] for key in _voided(text)]
         before, asked = PreviousAgent.parse(reply[1]), readable(reply[2])
-        return Attended(before, asked, measured, int(reply[4]), reply[5] == 1, int(reply[6]), readable(reply[7]))
+        return Attended(
+            before, asked, measured, voided, int(reply[4]), reply[5] == 1, int(reply[6]), readable(reply[7])
+        )
 
     async def change_state(self, before: str, after: str) -> None:
         """Change the replica's state in the registry, if it still has this incarnation and is in the state `before`."""
@@ -379,4 +387,12 @@ def _measured(text: bytes) -> Measured | None:
         measured = Measured(str(record["tip"]), int(record["prompt_tokens"]), read_token_ids(record))
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
-    return measured if 0 <= measured.prompt_tokens <= _MAX_PROMPT_TOKENS else None
+    return measured if 0 < measured.prompt_tokens <= _MAX_PROMPT_TOKENS else None
+
+
+def _voided(text: bytes) -> list[str]:
+    """The keys that a gateway asks to forget; none if the record is about something else."""
+    try:
+        return [str(key) for key in orjson.loads(text).get("void") or ()]
+    except (ValueError, TypeError, AttributeError):
+        return []

@@ -18,6 +18,8 @@ from coordinator.agent.token_sizes import TokenSizes, Weight
 
 MEDIA = ("gpu", "cpu")
 """Fastest first. Blocks on other media are ignored: nothing predicts them yet."""
+_MAX_UNREMOVED = 1_000_000
+"""Blocks in CPU memory that are believed while nobody has said that one is gone."""
 _ROOT = -1
 _UNKNOWN = -2
 
@@ -58,7 +60,14 @@ class BlockTable:
         self._media: dict[int, tuple[Medium, ...]] = {}
         self._indexes: dict[int, int] = {}
         """The places in their prompts, counted from 0, of blocks whose ancestors are not known."""
-        self._other_groups: set[int] = set()
+        self._group: int | None = None
+        """The group that is watched: the first one that holds whole prefixes."""
+        self._other_groups: set[int | None] = set()
+        self.now_s = 0.0
+        """The time of the last events, by the engine's clock."""
+        self._used_s: dict[int, float] = {}
+        """When each block in CPU memory was last stored or loaded, the longest ago first: see `expire`."""
+        self._tells_removals = False
         self._told_size = 0
         self.sizes = TokenSizes()
         self._weights: dict[int, Weight] = {}
@@ -71,8 +80,14 @@ class BlockTable:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether the engine has groups of blocks that do not hold whole prefixes: sliding windows, states."""
+        """Whether the engine has groups of blocks beside the watched one: sliding windows, states, other layers. It
+        serves a prefix only if it has the blocks of all groups."""
         return bool(self._other_groups)
+
+    @property
+    def tells_prefixes(self) -> bool:
+        """Whether a group holds whole prefixes, as far as events have told."""
+        return self._group is not None or not self._other_groups
 
     def medium_of(self, block_hash: int) -> str | None:
         """The fastest medium that holds a block; None if none does."""
@@ -83,11 +98,7 @@ class BlockTable:
 
     def store(self, event: Stored, reporting: bool = False) -> None:
         """Add an event's blocks. A `reporting` session also names blocks that it reuses; they are not counted."""
-        if not event.is_prefix:
-            if event.group is not None:
-                self._other_groups.add(event.group)
-            return
-        if event.medium not in MEDIA or not self._is_whole(event):
+        if event.medium not in MEDIA or not self._is_watched(event) or not self._is_whole(event):
             return
         parents, counts = self._parents, self._counts[event.medium]
         parent = event.parent
@@ -110,12 +121,17 @@ class BlockTable:
             parent = block_hash
         if event.medium == "gpu" and not reporting:
             self.stored += len(event.hashes)
+        if event.medium == "cpu" or self._used_s:
+            self._use(event)
 
     def remove(self, event: Removed) -> list[int]:
         """Remove an event's blocks; returns the hashes of which the medium has no block left."""
         counts = self._counts.get(event.medium)
         if counts is None or event.group in self._other_groups:
             return []
+        if event.medium == "cpu" and not self._tells_removals:
+            self._tells_removals = True
+            self._used_s.clear()
         gone = []
         for block_hash in event.hashes:
             count = counts.get(block_hash)
@@ -130,6 +146,35 @@ class BlockTable:
                 self._forget(block_hash)
         return gone
 
+    def expire(self, unused_since_s: float) -> list[int]:
+        """Whoever stores blocks in CPU memory may never say that they are gone. Until somebody has said so once, blocks
+        that were not used since then count as gone; returns their hashes."""
+        gone: list[int] = []
+        for block_hash, used_s in self._used_s.items():
+            if used_s >= unused_since_s and len(self._used_s) - len(gone) <= _MAX_UNREMOVED:
+                break
+            gone.append(block_hash)
+        self._drop("cpu", gone)
+        return gone
+
+    def holds_beside(self, medium: str) -> bool:
+        """Whether another medium holds blocks."""
+        return any(counts for name, counts in self._counts.items() if name != medium)
+
+    def clear_medium(self, medium: str) -> list[int]:
+        """A medium holds nothing any more; returns the hashes of what it held."""
+        gone = list(self._counts.get(medium, ()))
+        self._drop(medium, gone)
+        return gone
+
+    def _drop(self, medium: str, hashes: Sequence[int]) -> None:
+        counts = self._counts.get(medium, {})
+        for block_hash in hashes:
+            counts.pop(block_hash, None)
+            self._used_s.pop(block_hash, None)
+            if self.medium_of(block_hash) is None:
+                self._forget(block_hash)
+
     def assume(self, block_hash: int, medium: str, index: int) -> None:
         """Assume that the engine holds this block, at place `index` of its prompt: the last agent knew it."""
         if block_hash in self._parents:
@@ -138,6 +183,8 @@ class BlockTable:
         self._indexes[block_hash] = index
         self._uncertain.add(block_hash)
         self._counts[medium][block_hash] = 1
+        if medium == "cpu" and not self._tells_removals:
+            self._used_s[block_hash] = self.now_s
 
     def doubt(self) -> None:
         """Every count is uncertain from now on; until `trust`, so are the counts of new blocks."""
@@ -157,6 +204,7 @@ class BlockTable:
         self._weights.clear()
         self._indexes.clear()
         self._uncertain.clear()
+        self._used_s.clear()
         self.stored = 0
         self._is_certain = True
 
@@ -212,6 +260,24 @@ class BlockTable:
             tokens = [t for at, t in enumerate(tokens) if not any(m.start <= at < m.end for m in media)]
         self._weights[block_hash] = self.sizes.measure(tokens)
 
+    def _is_watched(self, event: Stored) -> bool:
+        """Whether an event is of the watched group. All groups name their blocks by the same hashes, so only one of
+        them can be counted."""
+        if event.is_prefix and (event.group is None or self._group in (None, event.group)):
+            if event.medium == "gpu":
+                self._group = event.group
+            return True
+        if event.medium == "gpu":
+            self._other_groups.add(event.group)
+        return False
+
+    def _use(self, event: Stored) -> None:
+        """Blocks were stored in CPU memory, or are on the GPU now: maybe they were loaded from there."""
+        for block_hash in event.hashes if not self._tells_removals else ():
+            if event.medium == "cpu" or block_hash in self._used_s:
+                self._used_s.pop(block_hash, None)
+                self._used_s[block_hash] = self.now_s
+
     def _is_whole(self, event: Stored) -> bool:
         """Whether an event's blocks have this table's size. Engines also name parts of a block; and KV stores behind
         them publish blocks of other sizes, under other hashes."""
@@ -244,7 +310,7 @@ class BlockTable:
         return tuple(media)
 
     def _forget(self, block_hash: int) -> None:
-        del self._parents[block_hash]
+        self._parents.pop(block_hash, None)
         self._uncertain.discard(block_hash)
         self._media.pop(block_hash, None)
         self._weights.pop(block_hash, None)

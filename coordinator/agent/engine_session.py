@@ -28,7 +28,7 @@ from coordinator.agent.residency import Residency, Resident, Transition
 from coordinator.agent.tier_reporter import TierReporter
 from coordinator.errors import StoreError
 from coordinator.redis.outage import Outage
-from coordinator.registry import ASLEEP
+from coordinator.registry import ASLEEP, PARTIAL, UNCONFIRMED
 
 _log = structlog.get_logger("kvgate.agent")
 
@@ -60,6 +60,14 @@ _REPORTS_S = 10.0
 def publish_at_s(now_s: float, last_s: float, agents: int) -> float:
     """When an agent publishes what happens now, if it has last published at `last_s`, in a pool with so many agents."""
     return max(now_s + _GATHER_S, last_s + min(_APART_S_AN_AGENT * agents, _MAX_APART_S))
+
+
+def mode_of(residency: Residency) -> str:
+    """What the events tell, as in lua/attend.lua."""
+    needs_token_ids = residency.token_ids.is_needed
+    if not residency.table.is_hybrid:
+        return token_id_matching.MODE if needs_token_ids else "session"
+    return UNCONFIRMED if needs_token_ids or not residency.table.tells_prefixes else PARTIAL
 
 
 class SessionOver(Exception):
@@ -100,6 +108,7 @@ class EngineSession:
         self._late = LatePrompts()
         self._tiers = TierReporter(replica, self.residency.table)
         self.residency.expect(snapshot.block_size, snapshot.capacity_tokens, snapshot.version)
+        self.residency.table.now_s = time.time()
         self._tiers.observe(snapshot.tier, snapshot.counters)
 
     async def run(self) -> None:
@@ -171,7 +180,7 @@ class EngineSession:
     def _apply(self, items: Iterable[Item]) -> None:
         for item in items:
             if isinstance(item, Received):
-                changes = self.residency.apply(item.batch.events)
+                changes = self.residency.apply(item.batch.events, item.batch.ts)
                 self._tiers.apply(item.batch.events)
                 self._queue(changes, item.batch.ts)
                 self.seq = item.seq
@@ -246,8 +255,7 @@ class EngineSession:
             await self._tell_sleep(store)
         if answer.before is None or answer.had_lapsed or answer.asked == "restate":
             self._must_restate = True
-        # With other groups of blocks, a prefix can be a miss although the engine holds all of its attention blocks.
-        if answer.asked == "reset" and not self.residency.table.is_hybrid:
+        if answer.asked == "reset":
             message = "a gateway found that the engine lacks blocks that its events announced"
             _log.warning(message, replica=self._replica)
             self._drop_handover()
@@ -255,6 +263,7 @@ class EngineSession:
         await self._bind(store, [each.tip for each in answer.measured if not self.residency.is_bound(each.tip)])
         for each in self._late.due(answer.measured, self.residency, time.monotonic()):
             self._queue(self.residency.measure(each.tip, each.prompt_tokens, each.token_ids), time.time())
+        self._queue(self.residency.void(answer.voided), time.time())
 
     async def _look(self) -> None:
         try:
@@ -290,10 +299,16 @@ class EngineSession:
         await store.change_state(before, self._state)
 
     def _vitals(self) -> Vitals:
-        mode = token_id_matching.MODE if self.residency.token_ids.is_needed else "session"
-        mode = mode if self._snapshot.events and self._intake.is_receiving() else "none"
+        is_receiving = bool(self._snapshot.events) and self._intake.is_receiving()
         seq = self.seq if self._has_taken_over and not self._must_restate else None
-        return Vitals(mode, self.residency.is_relearning, self._snapshot.waiting, seq, self._snapshot.counters)
+        return Vitals(
+            mode=mode_of(self.residency) if is_receiving else "none",
+            is_relearning=self.residency.is_relearning,
+            waiting=self._snapshot.waiting,
+            seq=seq,
+            counters=self._snapshot.counters,
+            held_tokens=self.residency.held_tokens,
+        )
 
     # -- the store ---------------------------------------------------------------------------------------------
 

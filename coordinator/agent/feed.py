@@ -1,8 +1,9 @@
 """One engine's KV events over ZMQ: live from its PUB socket, missed ones replayed by its ROUTER socket, in one order.
 
-vLLM publishes (topic, seq, payload). It replays the batches in its ring as (b"", topic, seq, payload), and ends with
-seq -1. Older versions and SGLang replay without the topic. batch_sequence.py decides the order. Nothing is buffered
-here: during a replay, live batches wait in their socket, which holds `hwm` of them.
+vLLM publishes (topic, seq, payload). With snapshots on, the name of its process follows the number in the frame of
+`seq`, and an idle engine publishes an empty batch each second. It replays the batches in its ring as (b"", topic, seq,
+payload), and ends with seq -1. Older versions and SGLang replay without the topic. batch_sequence.py decides the order.
+Nothing is buffered here: during a replay, live batches wait in their socket, which holds `hwm` of them.
 """
 
 from __future__ import annotations
@@ -259,7 +260,9 @@ def _now_s() -> float:
 def _numbered(frames: list[bytes]) -> tuple[int, bytes] | None:
     """The number and the payload at the end of the frames; None if the number is malformed."""
     seq_bytes, payload = frames[-2:]
-    return (int.from_bytes(seq_bytes, "big", signed=True), payload) if len(seq_bytes) == _SEQ_BYTES else None
+    if len(seq_bytes) < _SEQ_BYTES:
+        return None
+    return int.from_bytes(seq_bytes[:_SEQ_BYTES], "big", signed=True), payload
 
 
 def _batch(payload: bytes) -> Batch | None:

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 _MASK = (1 << 64) - 1
-_ATTENTION = frozenset({None, "full_attention", "mla_attention"})
-"""The kinds of cache groups whose blocks hold whole prefixes. Engines that name no kind have one of these."""
+_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+"""The kinds of cache groups whose blocks hold whole prefixes. Engines that name no kind have one of these. `unknown` is
+none of them: vLLM calls a group so if its layers have several kinds, which may all be windows."""
 
 
 class EventError(ValueError):
@@ -52,7 +53,9 @@ class Removed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """The whole prefix cache was reset."""
+    """The prefix cache on a medium was reset. vLLM names no medium and means the GPU's: what it has offloaded stays."""
+
+    medium: str = "gpu"
 
 
 Event = Stored | Removed | Cleared
@@ -90,6 +93,10 @@ class _Removed(msgspec.Struct):
     group_idx: int | None = None
 
 
+class _Cleared(msgspec.Struct):
+    medium: str | None = None
+
+
 class _StoredMap(_Stored, tag_field="type", tag="BlockStored"):
     pass
 
@@ -98,7 +105,7 @@ class _RemovedMap(_Removed, tag_field="type", tag="BlockRemoved"):
     pass
 
 
-class _ClearedMap(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
+class _ClearedMap(_Cleared, tag_field="type", tag="AllBlocksCleared"):
     pass
 
 
@@ -110,7 +117,7 @@ class _RemovedArray(_Removed, array_like=True, tag="BlockRemoved"):
     pass
 
 
-class _ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+class _ClearedArray(_Cleared, array_like=True, tag="AllBlocksCleared"):
     pass
 
 
@@ -177,7 +184,7 @@ def _event(found: _Map | _Array) -> Event:
             session=found.session_id,
             lora=found.lora_name,
         )
-    return Cleared()
+    return Cleared(_medium(found.medium))
 
 
 def _numbers(hashes: list[int | bytes]) -> list[int]:

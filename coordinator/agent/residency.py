@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.agent.blocks import BlockTable
+from coordinator.agent.blocks import MEDIA, BlockTable
 from coordinator.agent.chains import Binding, Bindings, KeyEnd, places, prompt_end, sure_places
 from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
 from coordinator.agent.token_id_matching import TokenIdMatcher
@@ -21,6 +21,8 @@ _MAX_EXACT = 8192
 _MAX_FIRM = 500_000
 _MAX_UNBOUND = 8192
 _MAX_GONE = 32_768
+_UNREMOVED_S = 3600.0
+"""As long as an unused claim is believed."""
 _MAX_KEYS_AT_BLOCK = 256
 """All short questions about one document end in the document's last block, and so do the keys of one image under many
 URLs. The keys that were named last are kept."""
@@ -58,7 +60,7 @@ class Residency:
         self.token_ids = TokenIdMatcher(self.table)
         self.is_relearning = False
         """Whether the engine may hold blocks that no event has named."""
-        self.capacity_blocks = 0
+        self.capacity_tokens = 0
         """Of the engine's GPU cache; 0 if unknown."""
         self._residents = ResidentKeys(self.table)
         self._firm: OrderedDict[str, None] = OrderedDict()
@@ -75,7 +77,7 @@ class Residency:
     def expect(self, block_size: int, capacity_tokens: int, version: tuple[int, ...]) -> None:
         """The engine's own figures; 0 and empty if it does not tell them."""
         self.table.block_size = block_size
-        self.capacity_blocks = capacity_tokens // block_size if block_size else 0
+        self.capacity_tokens = capacity_tokens
         self.token_ids.expect(version)
 
     def residents(self) -> Iterable[Resident]:
@@ -86,9 +88,15 @@ class Residency:
         """Whether the session's chain is known."""
         return session in self._bindings
 
-    def apply(self, events: Iterable[Event]) -> list[Transition]:
-        """Apply one batch of the engine's events."""
+    @property
+    def held_tokens(self) -> int:
+        """The tokens in all blocks of which events tell that the engine holds them."""
+        return len(self.table) * self.table.block_size
+
+    def apply(self, events: Iterable[Event], now_s: float = 0.0) -> list[Transition]:
+        """Apply one batch of the engine's events, which happened at `now_s` by the engine's clock."""
         changes: list[Transition] = []
+        self.table.now_s = now_s
         for event in events:
             if isinstance(event, Stored):
                 changes += self._store(event)
@@ -97,10 +105,13 @@ class Residency:
                 self.token_ids.remove(gone)
                 changes += self._residents.refresh(gone)
             elif isinstance(event, Cleared):
-                changes += self.reset(relearn=False)
-        if self.is_relearning and 0 < self.capacity_blocks <= self.table.stored - self._relearned_at:
-            self.is_relearning = False
-            self.table.trust()
+                changes += self._clear(event.medium)
+        if gone := self.table.expire(now_s - _UNREMOVED_S):
+            self.token_ids.remove(gone)
+            changes += self._residents.refresh(gone)
+        stored_tokens = (self.table.stored - self._relearned_at) * self.table.block_size
+        if self.is_relearning and 0 < self.capacity_tokens <= stored_tokens:
+            self._end_relearning()
         return changes
 
     def bind(self, binding: Binding) -> list[Transition]:
@@ -160,6 +171,28 @@ class Residency:
         """The engine may hold blocks that no event has named, until it has stored as many as its cache has."""
         self.is_relearning, self._relearned_at = True, self.table.stored
         self.table.doubt()
+
+    def void(self, keys: Iterable[str]) -> list[Transition]:
+        """The engine was found not to serve these keys. They count again when events name them again."""
+        changes: list[Transition] = []
+        for key in keys:
+            self._firm.pop(key, None)
+            changes += self._residents.forget(key)
+        return changes
+
+    def _clear(self, medium: str) -> list[Transition]:
+        """A medium was emptied. What others hold stays."""
+        if medium == MEDIA[0] and not self.table.holds_beside(medium):
+            return self.reset(relearn=False)
+        gone = self.table.clear_medium(medium)
+        if medium == MEDIA[0]:
+            self._end_relearning()
+        self.token_ids.remove(gone)
+        return self._residents.refresh(gone)
+
+    def _end_relearning(self) -> None:
+        self.is_relearning = False
+        self.table.trust()
 
     def _store(self, event: Stored) -> list[Transition]:
         binding = self._bindings.get(event.session) if event.session else None

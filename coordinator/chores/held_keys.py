@@ -109,7 +109,7 @@ class HeldKeys:
 
 def is_known(replica: str, state: PoolState) -> bool:
     """Whether an agent tells everything that the replica holds, so that keys it has not named are not there."""
-    return state.is_exact(replica) and not state.agents[replica].is_relearning
+    return state.is_told(replica) and not state.agents[replica].is_relearning
 
 
 def _awaits_agent(replica: str, state: PoolState) -> bool:
@@ -126,7 +126,7 @@ def due(
     replica, chore = record.replica, HeldKeys(pool, record.replica, before_ms=record.since_ms)
     chore.rewinds = look.newest_ms > max(state.now_ms, record.since_ms) + AHEAD_MS
     sweep: Pass | None = None
-    if state.is_exact(replica) or _awaits_agent(replica, state):
+    if state.is_told(replica) or _awaits_agent(replica, state):
         sweep, chore.down_to_ms = _pass(record, state, last)
         if sweep is not last and look.newest_ms >= chore.down_to_ms:
             chore.left, chore.claims_before_ms = look.count, sweep.claims_before_ms
@@ -146,7 +146,7 @@ def _pass(record: ReplicaRecord, state: PoolState, last: Pass | None) -> tuple[P
     """The pass that is due, and down to which last use it goes (0: all keys); `last` itself if none is."""
     now_ms, life, knows = state.now_ms, (record.incarnation, record.floor), is_known(record.replica, state)
     claims_before_ms = 0
-    if state.is_exact(record.replica):
+    if state.is_told(record.replica):
         claims_before_ms = now_ms - (UNCONFIRMED_MS if knows else UNCONFIRMED_RELEARNING_MS)
     has_gone_back = last is not None and last.began_ms > now_ms
     if last is None or last.life != life or has_gone_back or now_ms > last.whole_ms + WHOLE_PASS_MS:

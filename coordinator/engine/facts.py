@@ -40,7 +40,7 @@ _LABEL = re.compile(r'\b(\w++)="([^"]*)"')
 _ENGINE = re.compile(r'\bengine="([^"]*)"')
 _SOURCE_HOST = re.compile(r'\bsource="host"')
 _AWAKE = re.compile(r'\bsleep_state="awake"')
-_WHOLE = re.compile(r"[0-9]{1,9}")
+_WHOLE = re.compile(r"[0-9]{1,12}")
 _MAX_CAPACITY_TOKENS = 10**12
 _MAX_SAMPLES = 8192
 _MAX_CARDS = 4096
@@ -133,9 +133,13 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
     rank = chosen_rank(ranks, dp_rank)
     cache = dict(_LABEL.findall(configs.get(rank, "")))
     block_size = _whole(cache.get("block_size"))
+    # Groups of layers share the blocks, so only vLLM's own figure is one of prompt tokens; older versions lack it. The
+    # number of blocks is that of all ranks together.
+    told_tokens = _whole(cache.get("kv_cache_size_tokens"))
+    capacity_tokens = told_tokens or block_size * _whole(cache.get("num_gpu_blocks")) // max(1, len(ranks))
     started = _STARTED.search("\n" + text)
     return EngineFacts(
-        capacity_tokens=min(block_size * _whole(cache.get("num_gpu_blocks")), _MAX_CAPACITY_TOKENS),
+        capacity_tokens=min(capacity_tokens, _MAX_CAPACITY_TOKENS),
         started=_hex_ms(started[1]) if started else "",
         block_size=block_size,
         ranks=tuple(sorted(ranks)),

@@ -1,8 +1,9 @@
 -- An agent's heartbeat. It reserves the replica for this agent (one agent at a time), stores what the agent knows, and
 -- returns what the agent is asked. A record in `agents` is
 --   "<agent> <incarnation> <lease_until_ms> <mode> <1 while relearning, else 0> <waiting> <seq>"
--- where `mode` tells how the agent learns which blocks a chain has (session | token_ids | none), `waiting` is the
--- length of the engine's queue, and `seq` is the last engine batch that the agent has worked in.
+-- where `mode` tells how the agent learns which blocks a chain has and what its events confirm (session | token_ids |
+-- partial | unconfirmed | none: see the README), `waiting` is the length of the engine's queue, and `seq` is the last
+-- engine batch that the agent has worked in.
 --
 -- KEYS
 --   hash    agents, replicas, asks
@@ -18,6 +19,7 @@
 --   text    waiting
 --   text    seq: "" keeps the number that the last agent of this incarnation said
 --   text    counters: the engine's, as JSON; "" if not known
+--   number  held_tokens: in the blocks that the engine holds now. A capacity that is less than this is wrong, and raised.
 --   number  taken: how many measured prompts of the last answer the agent has worked in
 --   text    last_taken: the last of them. An answer that did not arrive is given again.
 -- Returns {"held", ms until the replica may be free} if another agent has it, {"unregistered"} if this is not the
@@ -46,7 +48,8 @@ if lease_ms == 0 then
   return { 'ok', record, '', {}, 0, 0, 0, '' }
 end
 local registered = redis.call('HGET', replicas_key, replica)
-local current, state, floor = string.match(registered or '', '^(%S+) (%S+) %d+ %d+ (%d+) %S')
+local current, state, capacity, since_ms, floor, url =
+  string.match(registered or '', '^(%S+) (%S+) (%d+) (%d+) (%d+) (%S+)')
 if registered and current == nil then
   return { 'unreadable' }
 elseif current ~= incarnation then
@@ -69,6 +72,10 @@ if counters ~= '' then
 end
 if asked ~= '' then
   redis.call('HDEL', asks_key, replica)
+end
+if capacity ~= '0' and held_tokens > tonumber(capacity) then
+  local tokens = string.format('%d', held_tokens)
+  redis.call('HSET', replicas_key, replica, table.concat({ current, state, tokens, since_ms, floor, url }, ' '))
 end
 if taken > 0 and measured[taken] == last_taken then
   redis.call('LTRIM', measured_key, taken, -1)

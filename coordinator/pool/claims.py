@@ -107,6 +107,11 @@ class Claims:
         self._send_holds()  # holds that were asked for earlier must run first
         self._tell("withdraw", check, replica=replica, reservation=request.reservation, keys=request.keys[first:])
 
+    def void(self, replica: str, keys: Sequence[str]) -> None:
+        """Take back all that the map says of these keys there."""
+        self._send_holds()
+        self._tell("withdraw", lambda _: None, replica=replica, reservation="", keys=keys)
+
     def lost(self, requests: Iterable[PlaceRequest]) -> None:
         """The connection is gone, and these placements may have claimed their keys."""
         self._lost_claims.extend(requests)
@@ -140,7 +145,7 @@ class Claims:
         now_s = time.monotonic()
         while self._unconfirmed and self._unconfirmed[0].due_s <= now_s:
             one = self._unconfirmed.popleft()
-            if state.is_exact(one.replica):
+            if state.is_told(one.replica):
                 tip = self._read("HGET", self._keys.own(one.request.tip), one.replica)
                 tip.add_done_callback(partial(self._withdraw_unless_resident, one))
 

@@ -22,7 +22,7 @@ def tell_measured(
     said: dict[str, Any] = {"tip": request.tip, "prompt_tokens": prompt_tokens}
     if token_ids:
         said["token_ids"] = list(token_ids)
-    told = orjson.dumps(said) if placement.is_exact or _had_agent(pool, placement.replica) else b""
+    told = orjson.dumps(said) if placement.is_told or _had_agent(pool, placement.replica) else b""
     return pool.run(
         "measure",
         replica=placement.replica,
@@ -58,7 +58,7 @@ def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_token
 async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
     """Whether the map still calls `key` resident by that entry, while a live agent follows the replica and all of its
     entries are applied. Raises StoreError."""
-    if pool.state is None or not pool.state.is_exact(replica):
+    if pool.state is None or not pool.state.is_told(replica):
         return False
     k = pool.keys
     cursor, entries, record = await asyncio.gather(
@@ -70,6 +70,16 @@ async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
         return False
     fields = readable(record).split(" ")
     return fields[1:2] == ["resident"] and fields[6:7] == [entry]
+
+
+def void(pool: Pool, request: PlaceRequest, replica: str, keys: Sequence[str]) -> None:
+    """The engine does not serve these keys of the request, although it has computed them: nothing that the map says of
+    them there counts any more. Its agent forgets them until events name them again."""
+    pool.claims.void(replica, keys)
+    if _had_agent(pool, replica):
+        told = orjson.dumps({"void": list(keys)})
+        asked = {"reservation": "", "prompt_tokens": 0, "tip": request.tip, "told": told, "ttl_s": _MEASURED_TTL_S}
+        pool.run("measure", replica=replica, **asked)
 
 
 def ask_reset(pool: Pool, replica: str) -> None:

@@ -149,5 +149,5 @@ def _tells_tip(state: PoolState, one: Reservation) -> bool:
         life is not None
         and life.incarnation == one.incarnation
         and one.tip not in ("", NO_TIP)
-        and state.is_exact(one.replica)
+        and state.is_told(one.replica)
     )

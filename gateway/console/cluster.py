@@ -10,7 +10,7 @@ from coordinator.errors import StoreError
 from coordinator.pool.lost_gateways import read_lost
 from coordinator.pool.pool import Pool
 from coordinator.redis.time_limit import answered
-from coordinator.registry import PoolState, is_number, readable
+from coordinator.registry import PARTIAL, UNCONFIRMED, PoolState, is_number, readable
 from coordinator.store import Store
 from coordinator.watch.store_report import read_report
 from gateway.console.history import EVERY_S, POINT, Point, read_history
@@ -150,14 +150,18 @@ def _figures(pool: Pool, replica: str) -> dict[str, Any]:
 
 def _agent(state: PoolState | None, replica: str) -> str:
     """What the replica's agent is: `none`, `gone` (its lease has run out), `unheard` (no applier reads its events),
-    `relearning`, or `exact`."""
+    `relearning`, `exact`, or a mode in which events cannot confirm what it holds: `partial`, `unconfirmed`."""
     agent = state.agents.get(replica) if state is not None else None
     if state is None or agent is None or agent.mode == "none":
         return "none"
+    if agent.mode == UNCONFIRMED:
+        return UNCONFIRMED
     if not state.is_followed(replica):
         return "gone"
-    if not state.is_exact(replica):
+    if not state.is_told(replica):
         return "unheard"
+    if not state.is_exact(replica):
+        return PARTIAL
     return "relearning" if agent.is_relearning else "exact"
 
 

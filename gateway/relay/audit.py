@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import structlog
 
 from coordinator.chores.held_keys import forget_older
 from coordinator.errors import StoreError
-from coordinator.pool.engine_feedback import ask_reset, credit, is_unchanged
+from coordinator.pool.engine_feedback import ask_reset, credit, is_unchanged, void
 from coordinator.scripts import Placement
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.routing.ticket import Ticket
@@ -26,6 +27,7 @@ _MOST_TOKENS = 10**9
 """A larger count is a mistake of the engine, or a lie."""
 _IN_FLIGHT_MS = 10_000
 """The prefill of a claim that is younger than this may not be over."""
+_MAX_MISSED = 8192
 _TOLD_S = 4.0
 """Events report an eviction within this time, or never: an agent or applier that pauses for longer loses its lease."""
 _DOUBTS = 3
@@ -93,7 +95,7 @@ def cause_of(ticket: Ticket, cached_tokens: int, block_tokens: int, is_current_l
         age_ms = placement.placed_ms - placement.last_use_ms
         if age_ms < _IN_FLIGHT_MS:
             return "in_flight"
-        if placement.is_exact:
+        if placement.is_told:
             return "never_computed"
     return "evicted"
 
@@ -109,6 +111,9 @@ class Audit:
         """By replica: the last incarnation that reported cached tokens."""
         self._doubts: dict[str, dict[str, float]] = {}
         """By replica: keys that were missing, and when that was seen."""
+        self._missed: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        """By replica and key, for keys that were not in its cache the last time: the entry that called the key resident
+        (empty for a claim), and when it was first missed (Redis time, ms)."""
 
     def observe(self, ticket: Ticket, usage: Usage) -> int | None:
         """Counts one answer. If the engine had more or fewer tokens cached than predicted, corrects the map. Returns
@@ -137,15 +142,39 @@ class Audit:
         if cause:
             self._metrics.wrong_predictions.inc(replica, cause)
             self._repair(ticket, ticket.placement, cause, cached)
+        elif self._missed and ticket.placement.matched_keys:
+            self._missed.pop(_matched(ticket, ticket.placement), None)
 
     def _repair(self, ticket: Ticket, placement: Placement, cause: str, cached: int) -> None:
-        if cause == "untold" and placement.is_exact:
-            credit(ticket.pool, ticket.request, placement, cached)
-        elif cause == "evicted" and is_eviction(ticket.matched_tokens, cached):
+        if cause == "untold" or not is_eviction(ticket.matched_tokens, cached):
+            self._missed.pop(_matched(ticket, placement), None)
+            if cause == "untold" and placement.is_told:
+                credit(ticket.pool, ticket.request, placement, cached)
+        elif cause != "restarted" and self._is_missed_again(ticket, placement):
+            _log.warning("a prefix is missed again and again", replica=ticket.replica, state=ticket.state)
+            ends = zip(ticket.request.keys, ticket.request.tokens, strict=True)
+            keys = [key for key, end in list(ends)[: placement.matched_keys] if end > cached]
+            void(ticket.pool, ticket.request, ticket.replica, keys)
+        elif cause == "evicted":
             if placement.matched_kind == "resident" and placement.is_exact:
                 self._tasks.spawn(self._doubt(ticket, placement), "doubt residency")
             elif placement.touch and placement.last_use_ms < placement.placed_ms:  # else the clock was set back
                 self._tasks.spawn(_forget(ticket), "forget evicted")
+
+    def _is_missed_again(self, ticket: Ticket, placement: Placement) -> bool:
+        """Whether the replica has missed this prefix before, has computed it since, and still lacks it. An event that
+        explains a miss gives the residency another entry, and a claim may be missed until its prompt is computed."""
+        missed, entry = _matched(ticket, placement), placement.matched_entry
+        known_entry, since_ms = self._missed.get(missed, (None, 0))
+        if known_entry != entry:
+            self._missed[missed] = (entry, placement.placed_ms)
+            if len(self._missed) > _MAX_MISSED:
+                self._missed.popitem(last=False)
+            return False
+        if placement.placed_ms - since_ms < (_TOLD_S * 1000 if entry else _IN_FLIGHT_MS):
+            return False
+        del self._missed[missed]
+        return True
 
     async def _doubt(self, ticket: Ticket, placement: Placement) -> None:
         """Waits for an event that reports the eviction. Without one, the replica's events cannot be trusted."""
@@ -166,6 +195,11 @@ class Audit:
         if len(doubts) >= _DOUBTS:  # a single one may be a request that does not read the cache
             doubts.clear()
             ask_reset(ticket.pool, ticket.replica)
+
+
+def _matched(ticket: Ticket, placement: Placement) -> tuple[str, str]:
+    """The replica and the deepest key that was predicted there; no key if none was."""
+    return ticket.replica, ticket.request.keys[placement.matched_keys - 1] if placement.matched_keys else ""
 
 
 def is_eviction(predicted_tokens: int, cached_tokens: int) -> bool:

@@ -272,11 +272,13 @@ class HealthChecks:
         elif self._judge_identity(member, known):
             return
         else:
+            # An agent raises a capacity that is less than the engine holds.
+            seen_tokens = known.capacity_tokens if known and known.incarnation == incarnation else 0
             wanted = ReplicaRecord(
                 replica=member.id,
                 incarnation=incarnation,
                 state=state,
-                capacity_tokens=member.facts.capacity_tokens,
+                capacity_tokens=max(member.facts.capacity_tokens, seen_tokens),
                 since_ms=known.since_ms if known else 0,
                 url=member.url,
                 floor=known.floor if known else 0,

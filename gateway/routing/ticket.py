@@ -57,8 +57,8 @@ class Ticket:
 
     @property
     def state(self) -> str:
-        """exact: an agent tells what the replica holds. degraded: nothing confirms the claims of the replica.
-        fallback: the store did not decide."""
+        """exact: events confirm what the replica holds. degraded: nothing confirms all of it: there is no agent, or the
+        engine's kind of attention leaves events unable to. fallback: the store did not decide."""
         if self.placement is None:
             return "fallback"
         return "exact" if self.placement.is_exact else "degraded"

@@ -38,7 +38,8 @@ class PauseState(Enum):
 
 class SimEngine:
     """Calls `on_first_token` and `on_finish` with the seconds since the request arrived, and `publish` with the KV
-    events of each step that has any. No step begins while `goes_on` is not set."""
+    events of each step that has any. While `takes_no_hits` is true, a prompt finds nothing in the cache. No step begins
+    while `goes_on` is not set."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class SimEngine:
         on_finish: Callable[[float], None],
         publish: Callable[[Events], None] | None = None,
         lmcache: SimLmcache | None = None,
+        takes_no_hits: Callable[[], bool] = lambda: False,
     ) -> None:
         self.block_size = settings.block_size
         self.cache = BlockCache(settings.num_gpu_blocks)
@@ -56,6 +58,7 @@ class SimEngine:
         self._events = EventLog(settings, publish)
         self.cpu_tier = CpuTier(settings.cpu_blocks, self._events)
         self._lmcache = lmcache
+        self._takes_no_hits = takes_no_hits
         self._loaded_tokens = 0
         """Tokens that the current step loads from outside the GPU."""
         self._load_s_per_token = lmcache.load_s_per_token if lmcache else _LOAD_COST / settings.prefill_tokens_per_s
@@ -255,7 +258,7 @@ class SimEngine:
         """Start a waiting sequence. Returns the tokens of its first step, or None if there are too few blocks."""
         # At least one token must be computed to sample from, so the block that holds the last is recomputed.
         reusable = (sequence.num_tokens - 1) // self.block_size
-        hits = self.cache.match(sequence.hashes[:reusable])
+        hits = [] if self._takes_no_hits() else self.cache.match(sequence.hashes[:reusable])
         self._events.reused(sequence, len(hits))
         loaded = self.cpu_tier.match(sequence.hashes[len(hits) : reusable])
         loaded = max(loaded, min(reusable, loadable_tokens // self.block_size) - len(hits)) * self.block_size

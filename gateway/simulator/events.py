@@ -29,8 +29,8 @@ REPORT_MODE_SINCE = (0, 26)
 SESSION_ID_SINCE = (0, 30)
 
 _GPU, _CPU = "GPU", "CPU"
-_GROUP = 0
-_SPEC_KIND = "full_attention"
+_WINDOWS = ("sliding_window", "sliding_window_mla")
+_WINDOW_TOKENS = 128
 _HASH_BYTES = 8
 _ANY_HASH = (1 << 64) - 1
 _MAX_FIXARRAY = 15
@@ -104,9 +104,10 @@ class EventLog:
         self._has_reports = version >= REPORT_MODE_SINCE
         self._lora_ids: dict[str, int] = {}
         self._pack_event: Callable[[_Event], bytes] = _pack if version >= MAPS_SINCE else _pack_array
-        eviction = self._pack_event(BlockRemoved([_ANY_HASH], _GPU, _GROUP))
-        self._eviction = eviction.split(_ANY_HASH.to_bytes(_HASH_BYTES, "big"))
-        """The bytes before and after the hash in an eviction's event."""
+        self._kinds = settings.attention
+        packed = b"".join(self._pack_event(BlockRemoved([_ANY_HASH], _GPU, group)) for group in range(len(self._kinds)))
+        self._eviction = packed.split(_ANY_HASH.to_bytes(_HASH_BYTES, "big"))
+        """The bytes around the hash in the events of an eviction: one for each group."""
 
     def stored(self, sequence: TokenSequence, first: int, last: int) -> None:
         """Blocks `first` to `last` (exclusive) of a sequence are now cached on the GPU."""
@@ -115,7 +116,10 @@ class EventLog:
             event.extra_keys = sequence.extra_keys(first, last)
             if self._has_sessions:
                 event.session_id = sequence.event_tag.session_id
-            self._add(event)
+            for group, kind in enumerate(self._kinds):
+                event.group_idx, event.kv_cache_spec_kind = group, kind
+                event.kv_cache_spec_sliding_window = _WINDOW_TOKENS if kind in _WINDOWS else None
+                self._add(event)
 
     def reused(self, sequence: TokenSequence, num_blocks: int) -> None:
         """The scheduler found cached blocks of a waiting sequence. Published only for requests for full reports."""
@@ -125,10 +129,8 @@ class EventLog:
     def evicted(self, hashes: Sequence[int]) -> None:
         """One event for each block that the GPU cache evicted, in this order."""
         if self._publish is not None and hashes:
-            before, behind = self._eviction
-            inner = (behind + before).join([block_hash.to_bytes(_HASH_BYTES, "big") for block_hash in hashes])
-            self._packed += (before, inner, behind)
-            self._count += len(hashes)
+            self._packed += [block_hash.to_bytes(_HASH_BYTES, "big").join(self._eviction) for block_hash in hashes]
+            self._count += len(hashes) * len(self._kinds)
 
     def offloaded(self, sequence: TokenSequence, block: int) -> None:
         """A block of a sequence has arrived in the CPU tier. Such events have neither extra keys nor a session."""
@@ -138,7 +140,7 @@ class EventLog:
     def dropped(self, hashes: Sequence[int]) -> None:
         """One event for all blocks that the CPU tier evicted at once."""
         if self._publish is not None and hashes:
-            self._add(BlockRemoved(list(hashes), _CPU, _GROUP))
+            self._add(BlockRemoved(list(hashes), _CPU, 0))
 
     def cleared(self) -> None:
         """The GPU cache was reset."""
@@ -168,8 +170,8 @@ class EventLog:
             self._lora_ids.setdefault(lora, len(self._lora_ids) + 1) if lora else None,
             medium,
             lora,
-            group_idx=_GROUP,
-            kv_cache_spec_kind=_SPEC_KIND,
+            group_idx=0,
+            kv_cache_spec_kind=self._kinds[0],
         )
 
 

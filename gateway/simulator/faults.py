@@ -11,6 +11,7 @@
     block      a prompt in a body of `over_bytes` or more keeps the server from answering anything for `seconds`; its
                engine goes on
     crash      the process exits, at once or after a stream's K tokens, with status 3
+    no_hits    prompts find no block in the cache, as if another group of the engine had lost its blocks
     amnesia    the cache forgets all idle blocks, at once and without any KV event
     none       clears them all
 
@@ -40,11 +41,9 @@ from gateway.simulator import fields
 from gateway.simulator.errors import RequestRefused, bad_request
 
 EVENT_MODES = ("drop_events", "lose_events", "duplicate_events", "delay_events")
-_NOT_OF_REQUESTS = ("unhealthy", "stall", "block", *EVENT_MODES)
-MODES = (
-    "error", "reset", "cut", "truncate", "hang", "slow", "stall", "unhealthy", "block", "crash", "amnesia",
-    *EVENT_MODES,
-)  # fmt: skip
+_NOT_OF_REQUESTS = ("unhealthy", "stall", "block", "no_hits", *EVENT_MODES)
+_OF_REQUESTS = ("error", "reset", "cut", "truncate", "hang", "slow", "crash", "amnesia")
+MODES = (*_OF_REQUESTS, *_NOT_OF_REQUESTS)
 _CRASH_STATUS = 3
 _HIGHEST_STATUS = 599
 _UNTIL_CLEARED = -1
@@ -147,6 +146,13 @@ class Faults:
 
     def take_unhealthy(self) -> bool:
         fault = self._by_mode.get("unhealthy")
+        if fault is not None:
+            self._count(fault)
+        return fault is not None
+
+    def take_no_hits(self) -> bool:
+        """Whether the prompt that is scheduled now finds nothing. Counts it."""
+        fault = self._by_mode.get("no_hits")
         if fault is not None:
             self._count(fault)
         return fault is not None

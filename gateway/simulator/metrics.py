@@ -150,9 +150,9 @@ class _EngineCollector(Collector):
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
-            labels=("block_size", "num_gpu_blocks", "enable_prefix_caching", "engine"),
+            labels=("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching", "engine"),
         )
-        for rank in self._settings.ranks:
-            values = (str(self._settings.block_size), str(self._settings.num_gpu_blocks), "True", str(rank))
-            info.add_metric(values, 1)
+        size, blocks, ranks = self._settings.block_size, self._settings.num_gpu_blocks, self._settings.ranks
+        for rank in ranks:  # as in vLLM, the blocks are those of all ranks, and the tokens those of one
+            info.add_metric([str(size), str(blocks * len(ranks)), str(blocks * size), "True", str(rank)], 1)
         return info

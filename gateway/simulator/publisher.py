@@ -1,8 +1,9 @@
 """One engine's event publisher: vLLM's two ZeroMQ sockets, with vLLM's framing.
 
 A PUB socket sends live batches as `(topic, seq, payload)`. `seq` has 8 bytes, big-endian, and starts from 0 in each
-process. A ROUTER socket answers `(b"", start_seq)` with `(b"", topic, seq, payload)` for each later batch that the ring
-still has, then `(b"", b"", -1, b"")`. As in vLLM, both silently drop messages for a peer that is too slow.
+process. With snapshots on, 16 bytes that name the process follow. A ROUTER socket answers `(b"", start_seq)` with
+`(b"", topic, seq, payload)` for each later batch that the ring still has, then `(b"", b"", -1, b"")`. As in vLLM, both
+silently drop messages for a peer that is too slow.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import ipaddress
 import os
 import socket
+import uuid
 from collections import OrderedDict
 from typing import Any
 
@@ -23,6 +25,7 @@ from gateway.simulator.settings import SimSettings
 
 TOPIC = "kv"
 _SEQ_BYTES = 8
+_IDLE_S = 1.0
 _END = (-1).to_bytes(_SEQ_BYTES, "big", signed=True)
 _HWM = 100_000
 _REPLAY_BURST = 32
@@ -42,6 +45,7 @@ class EventPublisher:
         self._topic = TOPIC.encode()
         self._ring: OrderedDict[int, bytes] = OrderedDict()
         self._next_seq = 0
+        self._life = uuid.uuid4().bytes if settings.event_snapshots else b""
         self._delayed: _Frames | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._live: zmq.Socket[bytes] | None = None
@@ -90,7 +94,7 @@ class EventPublisher:
     def publish(self, events: Events) -> None:
         """Number a batch, keep it for replays and send it, unless a fault changes that."""
         seq, self._next_seq = self._next_seq, self._next_seq + 1
-        frames = (self._topic, seq.to_bytes(_SEQ_BYTES, "big"), payload(events, self._rank))
+        frames = (self._topic, self._number(seq), payload(events, self._rank))
         delayed, self._delayed = self._delayed, None
         # No fault applies to the successor of a delayed batch, so that the two do change places.
         fault = self._faults.take_event_fault() if delayed is None else None
@@ -104,6 +108,17 @@ class EventPublisher:
             self._send(frames)
         if delayed is not None:
             self._send(delayed)
+
+    async def publish_while_idle(self) -> None:
+        """With snapshots on, an idle second is told by an empty batch. Without, this returns at once."""
+        while self._life:
+            told = self._next_seq
+            await asyncio.sleep(_IDLE_S)
+            if self._next_seq == told:
+                self.publish(Events(0, b""))
+
+    def _number(self, seq: int) -> bytes:
+        return seq.to_bytes(_SEQ_BYTES, "big") + self._life
 
     async def serve_replays(self) -> None:
         """Answer replay requests one after another, for ever. Returns at once if there is no ring."""
@@ -120,7 +135,7 @@ class EventPublisher:
             seq = max(seq, next(iter(self._ring)))
             for each in range(seq, min(seq + _REPLAY_BURST, self._next_seq)):
                 if (kept := self._ring.get(each)) is not None:
-                    await replay.send_multipart((client, b"", self._topic, each.to_bytes(_SEQ_BYTES, "big"), kept))
+                    await replay.send_multipart((client, b"", self._topic, self._number(each), kept))
             seq += _REPLAY_BURST
             await asyncio.sleep(0)
         await replay.send_multipart((client, b"", b"", _END, b""))

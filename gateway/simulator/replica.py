@@ -79,6 +79,7 @@ class SimReplica:
                 *self.metrics.observers(rank),
                 publish=self.publishers[place].publish if settings.events else None,
                 lmcache=self.lmcache,
+                takes_no_hits=self.faults.take_no_hits,
             )
             for place, rank in enumerate(settings.ranks)
         ]
@@ -101,6 +102,7 @@ class SimReplica:
             raise
         for rank, publisher in zip(self.settings.ranks, self.publishers, strict=False):  # there may be no publishers
             self.tasks.spawn(publisher.serve_replays(), f"replays of rank {rank}")
+            self.tasks.spawn(publisher.publish_while_idle(), f"empty batches of rank {rank}")
         for rank, engine in zip(self.settings.ranks, self.engines, strict=True):
             self.tasks.spawn(engine.run(), f"engine {rank}")
 

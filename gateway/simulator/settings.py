@@ -86,8 +86,13 @@ class SimSettings:
 
     vllm_version: str = "0.32.0"
     """The version that it says it is, which determines the shape of KV events (gateway/simulator/events.py)."""
+    attention: tuple[str, ...] = ("full_attention",)
+    """The kinds of its groups of KV blocks, in vLLM's words. Events name the blocks of each group. A block is evicted
+    from all groups at once."""
     events: bool = True
     """Publish KV events."""
+    event_snapshots: bool = False
+    """Publish as a vLLM with snapshots of its cache: numbers of 24 bytes, and an empty batch in each idle second."""
     events_port: int = 0
     """The port of the first rank's publisher; other ranks follow. 0 takes a free port for each."""
     replay_port: int = 0
@@ -137,6 +142,8 @@ class SimSettings:
             )
         if self.speed < 0 or self.decode_s_per_token < 0:
             raise ValueError("speed and decode_s_per_token must not be negative")
+        if not self.attention:
+            raise ValueError("attention must name the kind of one group at least")
         if not self.served_names:
             raise ValueError("served_names must name the model at least once")
 

@@ -133,6 +133,29 @@ def test_an_engine_that_forgot_without_saying_so_is_found_out_and_believed_no_mo
     followed.until_resident(chat_body(other))
 
 
+def test_of_a_hybrid_engine_misses_decide_where_events_cannot(
+    open_cluster: Cluster, http: httpx.Client, tmp_path: Path
+) -> None:
+    kinds = ("--attention", "full_attention", "--attention", "sliding_window")
+    arguments = {"mixed": ("--model", "org/mixed", "--served-name", "sim", *kinds)}
+    with (
+        running_sims(tmp_path, arguments) as sims,
+        running_gateway(tmp_path, open_cluster.redis_url, sims, {}) as url,
+        running_agent(tmp_path, open_cluster.redis_url, sims[0]),
+    ):
+        stage, prompt = Stage([url], sims, http), text()
+        wait_until(lambda: stage.exact() == ["mixed"])
+        stage.chat(prompt)
+        stage.until_resident(chat_body(prompt))
+        assert stage.chat(prompt).cached_tokens > 900
+        wait_until(lambda: stage.exact() == [])  # it has published blocks of another kind
+        sims[0].fail("no_hits", count=-1)
+        wait_until(lambda: stage.chat(prompt).matched_tokens == 0)
+        sims[0].fail("none")
+        wait_until(lambda: stage.chat(prompt).matched_tokens > 900)
+        assert stage.sample("kvgate_residency_doubts_total", replica="mixed") == 0
+
+
 def test_the_size_of_prompts_is_learned_from_what_the_engine_counted(stage: Stage) -> None:
     size = (7, 5)  # almost no tokens by its pixels, but the engine has a minimum number of tokens per image
 

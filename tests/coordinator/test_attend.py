@@ -14,7 +14,7 @@ from coordinator.agent.engine_session import Handover, NotApplied
 from coordinator.errors import StoreDown
 from coordinator.pool.engine_feedback import ask_reset, tell_measured
 from coordinator.pool.pool import Pool
-from coordinator.registry import GOOD_MS, AgentRecord
+from coordinator.registry import GOOD_MS, AgentRecord, ReplicaRecord
 from tests.coordinator.stage import KEYS, chain, drained, dump, hash_of, now_ms, register, replica, request
 from tests.coordinator.stream import VITALS, Stream, attend, followed, gains, lead, linked, losses
 from tests.redis_server import RedisServer
@@ -43,6 +43,14 @@ async def test_a_heartbeat_records_what_the_agent_knows(
         await pool.read_figures()
         assert pool.figures.engines == {"r0": {"hits": 7.0}}
         assert fleet.is_exact("r0")
+
+
+async def test_a_capacity_that_is_less_than_the_engine_holds_is_raised(stream: Stream, client: redis.Redis) -> None:
+    record = ReplicaRecord.parse("r0", (await hash_of(client, KEYS.replicas))["r0"])
+    for told, held, wanted in ((0, 90, 0), (1000, 1000, 1000), (1000, 1016, 1016)):
+        await client.hset(KEYS.replicas, "r0", replace(record, capacity_tokens=told).text)
+        await attend(stream.link, held_tokens=held)
+        assert (await hash_of(client, KEYS.replicas))["r0"] == replace(record, capacity_tokens=wanted).text
 
 
 async def test_counters_that_are_not_known_leave_the_last_ones(stream: Stream, client: redis.Redis) -> None:

@@ -153,7 +153,7 @@ async def _agent_calls(wire: Recorder) -> None:
     link._taken = [b"77", b"78"]
     told = [Resident(_KEYS[0], 7, 8, "cpu", 10), Evicted(_KEYS[1]), Reset()]
     await _begun(
-        link.attend(Vitals("session", True, 71, 72, {"hits": 73.0})),
+        link.attend(Vitals("session", True, 71, 72, {"hits": 73.0}, 74)),
         link.publish(told, 0.074, 75),
     )
 
@@ -179,7 +179,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "look": ["r0", "r1"],
     "trim": ["r0", 41, 0, 200_000, 128, 0],
     "withdraw": ["r0", "res", _KEYS[1]],
-    "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 2, b"78"],
+    "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 74, 2, b"78"],
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, "\n".join(_LINES)],
     "lead": ["gw0", 3000, 0, "r0"],
     "apply": ["gw0", "r0", "61-0 62", "63-0", "64", "life1", "65", *_LINES],

@@ -16,6 +16,8 @@ function stateOf(replica) {
 const AGENTS = {
   exact: ["tells what it holds", "good"],
   relearning: ["relearning", "warn"],
+  partial: ["events tell only what is gone", "warn"],
+  unconfirmed: ["events do not tell of prefixes", "warn"],
   unheard: ["nobody reads its events", "warn"],
   gone: ["its agent is gone", "bad"],
   none: ["claims only", "quiet"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.finding import FindingKind, Result
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import PARTIAL, UNCONFIRMED, ReplicaRecord
 from coordinator.survey import PoolSnapshot
 from gateway.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
 
@@ -46,6 +46,13 @@ SILENT = FindingKind(
     "give vLLM a replay_endpoint and the agent --replay, and make sure that vLLM binds its endpoint: it binds ipc:, "
     "and what has * or :: in it",
 )
+UNCONFIRMABLE = FindingKind(
+    "events-unconfirmable",
+    "warning",
+    "its model has layers other than full attention. A prefix can be a miss although its blocks are held, so the "
+    "replica is degraded, and only cached_tokens of its answers correct the map",
+    "leave it so; or, for sliding windows, give vLLM --disable-hybrid-kv-cache-manager, which takes more memory",
+)
 RELEARNING = FindingKind(
     "agent-relearning",
     "warning",
@@ -80,6 +87,8 @@ def attended(pool: PoolEvidence) -> Iterator[Result]:
             )
         elif agent.mode == "none" and _publishes(pool, record.replica):
             yield DEAF.seen(subject, f"its agent {agent.agent} hears no events (mode none)")
+        elif agent.mode in (PARTIAL, UNCONFIRMED):
+            yield UNCONFIRMABLE.seen(subject, f"events cannot confirm what it holds (mode {agent.mode})")
 
 
 def heard(pool: PoolEvidence) -> Iterator[Result]:

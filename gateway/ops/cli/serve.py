@@ -113,7 +113,9 @@ def replica_sim(
     decode_s_per_token: Annotated[float, Option(help="Seconds of one decode step.")] = _SIM.decode_s_per_token,
     speed: Annotated[float, Option(help="Divides every simulated time; 0 means no delays at all.")] = _SIM.speed,
     vllm_version: VllmVersion = _SIM.vllm_version,
+    attention: Annotated[list[str] | None, Option(help="The kind of a group of its blocks; repeatable.")] = None,
     events: Annotated[bool, Option(help="Publish KV events over ZeroMQ.")] = _SIM.events,
+    event_snapshots: Annotated[bool, Option(help="Publish as a vLLM with snapshots of its cache.")] = False,
     events_port: EventsPort = _SIM.events_port,
     replay_port: ReplayPort = _SIM.replay_port,
     replay_steps: ReplaySteps = _SIM.replay_steps,
@@ -141,6 +143,7 @@ def replica_sim(
         **locals(),
         "served_names": tuple(served_names or _SIM.served_names),
         "adapters": tuple(adapters or ()),
+        "attention": tuple(attention or _SIM.attention),
     }
     try:
         settings = SimSettings(**fields)

@@ -51,6 +51,8 @@ class Publisher:
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
         self._has_topic_in_replays = has_topic_in_replays
         self._next_seq = 0
+        self.life = b""
+        """What follows a batch's number in its frame: with snapshots on, 16 bytes that name the engine's process."""
         self._tasks = Tasks()
         self.events_endpoint, self.replay_endpoint = endpoints
         self._bind()
@@ -81,7 +83,7 @@ class Publisher:
         seq = self._next_seq if seq is None else seq
         self._next_seq = seq + 1
         if not is_dropped:
-            await self.send([TOPIC, seq.to_bytes(8, "big"), body])
+            await self.send([TOPIC, seq.to_bytes(8, "big") + self.life, body])
         self._ring.append((seq, body))
 
     async def send(self, frames: list[bytes]) -> None:
@@ -130,7 +132,7 @@ class Publisher:
     def _replies(self, start_seq: int) -> list[list[bytes]]:
         unsent, self.unsent = self.unsent, set()
         numbered = [(seq, body) for seq, body in self._ring if seq >= start_seq and seq not in unsent]
-        replies = [[TOPIC, seq.to_bytes(8, "big"), body] for seq, body in numbered]
+        replies = [[TOPIC, seq.to_bytes(8, "big") + self.life, body] for seq, body in numbered]
         if not self.is_endless:
             replies.append([b"", END_SEQ, b""])
         if self.is_garbled:

@@ -128,6 +128,20 @@ async def test_replies_of_engines_that_send_no_topic_with_them_are_understood(re
     await engine.close()
 
 
+async def test_a_number_with_the_name_of_its_engines_life_behind_it_is_understood(read: Read) -> None:
+    engine = Publisher()
+    engine.life = bytes(range(16))
+    before = await engine.publish(2)  # as from an idle engine: without events
+    reader = read(engine)
+    await engine.subscribed.wait()
+    await engine.publish(is_dropped=True)
+    after = await engine.publish()
+    await eventually(lambda: reader.items[-1:] == after)
+    assert reader.items[:2] == before
+    assert (len(reader.items), reader.feed.lost) == (4, 0)
+    await engine.close()
+
+
 @pytest.mark.parametrize("capture", ["events-samples.jsonl", "events-vlm.jsonl"])
 async def test_what_vllm_sent_arrives_live_and_replayed(engine: Publisher, read: Read, capture: str) -> None:
     lines = [json.loads(line) for line in (CAPTURES / capture).read_text("utf-8").splitlines()]

@@ -15,8 +15,8 @@ from coordinator.keys import pool_slug
 from tests.web_server import serving
 
 METRICS = """\
-vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
-vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="200"} 1.0
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="300",kv_cache_size_tokens="1600"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="300",kv_cache_size_tokens="3200"} 1.0
 vllm:num_requests_waiting{engine="0"} 3.0
 vllm:num_requests_waiting{engine="1"} 4.0
 process_start_time_seconds 1000.5

@@ -101,10 +101,19 @@ def test_hashes_that_are_bytes_are_cut_to_what_an_integer_would_have_been() -> N
 
 @pytest.mark.parametrize(
     ("kind", "is_prefix"),
-    [(None, True), ("full_attention", True), ("mla_attention", True), ("sliding_window", False), ("mamba", False)],
+    [
+        *((kind, True) for kind in (None, "full_attention", "mla_attention", "sink_full_attention")),
+        *((kind, False) for kind in ("sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba")),
+        *((kind, False) for kind in ("unknown", "a_kind_to_come")),
+    ],
 )
 def test_only_groups_of_full_attention_tell_of_prefixes(kind: str | None, is_prefix: bool) -> None:
     assert one({**STORED, "kv_cache_spec_kind": kind}).is_prefix is is_prefix
+
+
+def test_a_reset_is_of_the_gpus_cache_unless_it_names_another_medium() -> None:
+    assert one({"type": "AllBlocksCleared"}) == one(["AllBlocksCleared"]) == Cleared("gpu")
+    assert one({"type": "AllBlocksCleared", "medium": "CPU"}) == Cleared("cpu")
 
 
 def test_a_missing_medium_is_the_gpu_and_names_are_lower_case() -> None:

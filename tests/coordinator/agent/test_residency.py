@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.agent.engine_session import mode_of
 from coordinator.agent.kv_events import Cleared
 from coordinator.agent.residency import Evicted, Reset, Residency, Resident
-from tests.coordinator.agent.prompts import bound, brief, chain, held, removed, told
+from coordinator.registry import PARTIAL, UNCONFIRMED
+from tests.coordinator.agent.prompts import SIZE, bound, brief, chain, held, removed, stored, told
 
 # -- becoming resident -------------------------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ def test_a_prompt_computed_again_while_it_is_held_does_not_end_with_its_first_ch
 
 def test_when_the_whole_cache_is_cleared_nothing_holds_and_nothing_is_in_doubt() -> None:
     residency = bound(chain(4, 8))
-    residency.capacity_blocks = 100
+    residency.capacity_tokens = 100 * SIZE
     residency.relearn()
     residency.apply([told([1, 2])])
     assert residency.apply([Cleared()]) == [Reset()]
@@ -265,3 +267,64 @@ def test_keys_follow_their_blocks_between_the_gpu_and_the_cpu() -> None:
     assert residency.apply([told([2], 1, session=None)]) == [Resident("tip", 8, 4, "gpu", 2)]
     assert residency.apply([removed(2, medium="cpu")]) == []
     assert residency.apply([removed(2)]) == [Evicted("tip")]
+
+
+def test_a_reset_of_the_gpus_cache_leaves_what_the_cpu_holds() -> None:
+    residency = bound(chain(4, 8, 12))
+    residency.relearn()
+    residency.apply([told([1, 2, 3]), stored([1, 2], medium="cpu")])
+    assert residency.apply([Cleared()]) == [
+        Resident("k4", 4, 4, "cpu", 1),
+        Resident("k8", 8, 4, "cpu", 2),
+        Evicted("tip"),
+    ]
+    assert not residency.is_relearning
+    assert residency.apply([Cleared("storage")]) == []
+    assert brief(residency.apply([told([1, 2, 3])])) == ["+k4@1", "+k8@2", "+tip@3"]
+    assert residency.apply([Cleared("cpu")]) == []
+    assert residency.apply([Cleared()]) == [Reset()]
+
+
+def test_what_the_cpu_holds_is_believed_for_an_hour_unless_somebody_says_what_is_gone() -> None:
+    residency = bound(chain(4, 8))
+    copied = stored([1, 2], medium="cpu", group=None)
+    residency.apply([told([1, 2]), copied, removed(2, 1)], now_s=10_000)
+    residency.apply([told([1], session=None), removed(1)], now_s=13_000)  # it was loaded
+    assert held(residency) == {"k4": 1, "tip": 2}
+    assert residency.apply([], now_s=13_599) == []
+    assert residency.apply([], now_s=13_601) == [Evicted("tip")]
+    assert residency.apply([], now_s=16_601) == [Evicted("k4")]
+    residency.apply([copied], now_s=20_000)
+    residency.apply([removed(7, medium="cpu")], now_s=20_001)
+    assert residency.apply([], now_s=90_000) == []
+    assert held(residency) == {"k4": 1, "tip": 2}
+
+
+def test_a_prefix_that_the_engine_does_not_serve_counts_again_when_events_name_it() -> None:
+    residency = bound(chain(4, 8, 12))
+    residency.apply([told([1, 2, 3])])
+    assert residency.void(["k8", "tip", "unheard"]) == [Evicted("k8"), Evicted("tip")]
+    assert held(residency) == {"k4": 1}
+    assert brief(residency.apply([told([1, 2, 3])])) == ["+k8@2", "+tip@3"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "mode"),
+    [
+        ([True], "session"),
+        ([True, False], PARTIAL),
+        ([False, True], PARTIAL),
+        ([True, True], PARTIAL),  # a prefix needs the blocks of both groups, and only one is watched
+        ([False], UNCONFIRMED),
+        ([False, False], UNCONFIRMED),
+    ],
+)
+def test_what_events_can_tell_follows_from_the_engines_groups(kinds: list[bool], mode: str) -> None:
+    residency = bound(chain(4, 8))
+    residency.apply([told([1, 2], group=group, is_prefix=is_prefix) for group, is_prefix in enumerate(kinds)])
+    assert mode_of(residency) == mode
+    if mode != UNCONFIRMED:
+        first = kinds.index(True)
+        assert held(residency) == {"k4": 1, "tip": 2}
+        assert residency.apply([removed(2, group=group) for group in range(len(kinds)) if group != first]) == []
+        assert residency.apply([removed(2, group=first)]) == [Evicted("tip")]

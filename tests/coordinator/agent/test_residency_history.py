@@ -7,7 +7,7 @@ import pytest
 from coordinator.agent import residency as residency_module
 from coordinator.agent.chains import Binding
 from coordinator.agent.residency import Evicted, Reset, Resident
-from tests.coordinator.agent.prompts import IMAGE, bound, brief, chain, held, removed, told
+from tests.coordinator.agent.prompts import IMAGE, SIZE, bound, brief, chain, held, removed, told
 
 # -- prompts whose beginning is unknown --------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def test_while_relearning_the_first_removal_means_gone() -> None:
 
 def test_relearning_ends_when_the_whole_cache_was_stored_anew() -> None:
     residency = bound(chain(4, tip="reported", is_report=True))
-    residency.capacity_blocks = 3
+    residency.capacity_tokens = 3 * SIZE
     residency.relearn()
     residency.apply([told([1, 2, 3, 4], session="reported")])
     assert residency.is_relearning, "blocks that are reported were there before"

@@ -125,7 +125,6 @@ class Engine:
 
     def reset(self) -> list[Event]:
         self.cached.clear()
-        self.cpu.clear()
         self.free = [0] * self.gpu_blocks
         return [Cleared()]
 
@@ -295,7 +294,7 @@ def test_who_comes_late_never_says_what_is_not_held(
         for _ in engine.steps(request):
             pass
     watch = Watch(engine)
-    watch.residency.capacity_blocks = gpu_blocks
+    watch.residency.capacity_tokens = gpu_blocks * SIZE
     watch.residency.relearn()
     for request in requests:
         watch.serve_late(request)

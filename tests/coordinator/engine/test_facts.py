@@ -27,9 +27,14 @@ def test_capacity_and_start_time_come_from_vllms_metrics() -> None:
 
 
 def test_two_engines_behind_one_address_are_seen() -> None:
-    second = METRICS.replace('engine="0"', 'engine="1"').replace("2048", "1024")
+    second = METRICS.replace('engine="0"', 'engine="1"')
     assert parse_metrics(METRICS + second, None).ranks == (0, 1)
-    assert parse_metrics(METRICS + second, 1).capacity_tokens == 1024 * 16
+    assert parse_metrics(METRICS + second, 1).capacity_tokens == 1024 * 16  # the blocks are those of both
+
+
+def test_groups_of_layers_share_blocks_so_vllms_own_count_of_tokens_is_the_capacity() -> None:
+    told = METRICS.replace("num_gpu_blocks", 'kv_cache_size_tokens="12345",num_gpu_blocks')
+    assert parse_metrics(told, None).capacity_tokens == 12345
 
 
 def test_the_only_rank_of_a_server_is_the_one_that_is_meant() -> None:

@@ -157,6 +157,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("agent-missing", with_state(agents={"incarnation": "1800"}), set()),
     ("agent-gone", with_state(agents={"lease_until_ms": NOW_MS - 60_000}), set()),
     ("agent-deaf", with_state(agents={"mode": "none"}), set()),
+    ("events-unconfirmable", with_state(agents={"mode": "partial"}), set()),
+    ("events-unconfirmable", with_state(agents={"mode": "unconfirmed"}), set()),
     ("events-missing", with_state(agents={"seq": -1}), set()),
     ("events-missing", unheard_while_computing(*range(90_000, 90_500, 100), seq=-1), set()),
     ("events-missing", unheard_while_computing(9000, 10_000, 11_000, 13_000, 14_000), set()),

@@ -6,8 +6,11 @@ import pytest
 
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement, PolicyKnobs
+from gateway.metrics.gateway_metrics import Metrics
+from gateway.relay import audit
 from gateway.relay.audit import Usage, cause_of, is_eviction, known_cached_tokens, read_usage
 from gateway.routing.ticket import Ticket
+from gateway.tasks import Tasks
 
 
 @pytest.mark.parametrize(
@@ -123,11 +126,71 @@ def test_without_the_store_nothing_was_predicted() -> None:
     assert fallen_back.state == "fallback"
 
 
-@pytest.mark.parametrize(("mode", "state"), [("session", "exact"), ("token_ids", "exact"), ("", "degraded")])
-def test_a_placement_is_exact_where_an_agent_tells(mode: str, state: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "state"),
+    [
+        *((mode, "exact") for mode in ("session", "token_ids")),
+        *((mode, "degraded") for mode in ("", "partial", "unconfirmed")),
+    ],
+)
+def test_a_placement_is_exact_where_events_confirm_it(mode: str, state: str) -> None:
     assert ticket(mode=mode).state == state
 
 
 @pytest.mark.parametrize(("matched", "boundary_tokens"), [(0, 100), (1, 200), (2, 300), (3, 300)])
 def test_no_more_than_the_next_key_can_be_cached_unknown(matched: int, boundary_tokens: int) -> None:
     assert ticket(matched=matched).boundary_tokens == boundary_tokens
+
+
+class Missed:
+    """An audit, and the keys that it has voided."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.voided: list[list[str]] = []
+        monkeypatch.setattr(audit, "void", lambda _pool, _request, _replica, keys: self.voided.append(keys))
+        self.tasks = Tasks()
+        self.audit = audit.Audit(Metrics(), self.tasks, lambda _replica: BLOCK_TOKENS)
+
+    def answer(self, at_s: float, cached_tokens: int, entry: str = "7", kind: str = "resident", mode: str = "") -> None:
+        """An answer to a prompt that was placed `at_s`, and of which 200 tokens were predicted."""
+        answered = ticket(kind=kind, mode=mode)
+        assert answered.placement is not None
+        placed_ms = NOW_MS + int(at_s * 1000)
+        changed = {
+            "placed_ms": placed_ms,
+            "last_use_ms": placed_ms,
+            "matched_entry": entry if kind == "resident" else "",
+        }
+        answered.placement = answered.placement._replace(**changed)
+        self.audit.observe(answered, Usage(300, cached_tokens))
+
+
+@pytest.mark.parametrize("mode", ["session", "partial", "unconfirmed", ""])
+@pytest.mark.parametrize(
+    ("kind", "cached_tokens", "voided"), [("resident", 0, ["k1", "k2"]), ("claim", 90, ["k1", "k2"])]
+)
+async def test_a_prefix_that_is_missed_though_it_was_computed_again_is_believed_no_more(
+    monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, cached_tokens: int, voided: list[str]
+) -> None:
+    missed = Missed(monkeypatch)
+    for at_s in (0, 1, 11):
+        assert missed.voided == []
+        missed.answer(at_s, cached_tokens, kind=kind, mode=mode)
+    assert missed.voided == [voided]
+    missed.answer(12, cached_tokens, kind=kind, mode=mode)
+    assert missed.voided == [voided]
+    await missed.tasks.close()
+
+
+async def test_misses_that_are_explained_void_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    missed = Missed(monkeypatch)
+    missed.answer(0, 0, entry="7", mode="session")
+    missed.answer(20, 0, entry="8", mode="session")  # events told of the eviction, and that it was computed again
+    missed.answer(40, 200, entry="8", mode="session")  # then it was served
+    missed.answer(60, 0, entry="8", mode="session")
+    missed.answer(61, 150, entry="8", mode="session")  # most of it was there
+    missed.answer(62, 0, entry="8", mode="session")
+    missed.answer(63, 0, kind="claim")  # its prompt may not be computed yet
+    missed.answer(72, 0, kind="claim")
+    assert missed.voided == []
+    await missed.tasks.close()

@@ -58,10 +58,10 @@ async def test_metrics_have_vllms_names_and_count_what_happened(replica: Running
     assert lines[f"vllm:request_prefill_time_seconds_count{labels}"] == 2
     computed = 2 * usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
     assert lines[f"vllm:request_prefill_kv_computed_tokens_sum{labels}"] == computed
-    assert (
-        lines['vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="8192"}']
-        == 1
+    settings = (
+        'block_size="16",enable_prefix_caching="True",engine="0",kv_cache_size_tokens="131072",num_gpu_blocks="8192"'
     )
+    assert lines[f"vllm:cache_config_info{{{settings}}}"] == 1
 
 
 async def test_aliases_share_the_root_and_adapters_name_their_parent(start_replica: StartReplica) -> None:
