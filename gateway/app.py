@@ -98,7 +98,7 @@ class Gateway:
         tenants = Tenants(settings)
         self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
-        self.store.on_news, self.fleet.on_change = self.holds.wake, self._replicas_changed
+        self.store.on_news, self.fleet.on_change = self._news, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         responses = StoredResponses(self.store, self.fleet)
         audit, charges = Audit(self.metrics, self.tasks, self.fleet.block_tokens), Charges(tenants, self.fleet)
@@ -137,8 +137,12 @@ class Gateway:
     def _watched(self, is_watched: bool) -> None:
         self.router.is_watched = is_watched
 
-    def _replicas_changed(self) -> None:
+    def _news(self) -> None:
         self.holds.wake()
+        self.router.leave_dead_pools()
+
+    def _replicas_changed(self) -> None:
+        self._news()
         self.router.replicas_changed()
 
     def _store_changed(self, is_up: bool, _reason: str) -> None:

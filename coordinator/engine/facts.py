@@ -56,6 +56,11 @@ class ModelCard:
     document: dict[str, Any]
     """The card as the replica sent it, for GET /v1/models."""
 
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a prompt and its answer; 0 if the card does not tell."""
+        return max_tokens_of(self.document)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
@@ -81,6 +86,12 @@ class EngineFacts:
         if dp_rank not in self.ranks:
             return dp_rank
         return self.ranks.index(dp_rank) if len(self.ranks) > 1 else None
+
+
+def max_tokens_of(card: dict[str, Any]) -> int:
+    """`max_model_len` of a model's card; 0 if it has none."""
+    length = card.get("max_model_len")
+    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else 0
 
 
 def parse_models(document: Any) -> list[ModelCard]:

@@ -6,8 +6,8 @@ replica is ready come with their heartbeats, so they are at most half a second o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -74,6 +74,13 @@ class Demand:
     def oldest_wait_s(self) -> float:
         """How long the request has waited for room that has waited longest; 0 if none waits."""
         return max((line.oldest_s for line in self.lines), default=0.0)
+
+
+def sum_of(demands: Sequence[Demand]) -> Demand:
+    """The demand of several pools together; there is at least one."""
+    names = [each.name for each in fields(Demand) if each.name != "lines"]
+    totals = {name: sum(getattr(demand, name) for demand in demands) for name in names}
+    return Demand(**totals, lines=tuple(line for demand in demands for line in demand.lines))
 
 
 async def read_demand(run: Callable[..., Awaitable[Any]], prefill_tokens_per_s: float) -> Demand:

@@ -28,7 +28,7 @@ from coordinator.pool.live_load import LiveLoad
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.prefills import Prefills
 from coordinator.pool.redis_clock import RedisClock
-from coordinator.pool.seats import RESTATED_S, Seats
+from coordinator.pool.seats import GONE, RESTATED_S, Seats
 from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.time_limit import IN_ALL, LoopLag, fail
@@ -236,7 +236,7 @@ class Pool:
     # -- placing ---------------------------------------------------------------------------------------------
 
     async def place(self, request: PlaceRequest) -> Placement | Reservation | None:
-        """Choose a replica and reserve; None if no replica is left. The one awaited call of a request.
+        """Choose a replica and reserve; None if no replica of this pool is left. The one awaited call of a request.
 
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
         undone as soon as the late reply says what it was. Redis has the budget, and more time if this process itself
@@ -266,6 +266,8 @@ class Pool:
                 request.waited_s = time.monotonic() - began_s
             if not isinstance(granted, str):
                 return granted
+            if granted == GONE:
+                return None
             again_s = min(2 * again_s, _LONGEST_AGAIN_S)
             await asyncio.sleep(again_s)
 

@@ -44,6 +44,8 @@ it would take replicas for idle that are not."""
 _AT_ONCE = 32
 """How many seats move to another queue in one step: some 2 ms of Redis' time."""
 _LOST = "lost"
+GONE = "gone"
+"""The pool has no replica for the request any more."""
 
 
 class _Waiting:
@@ -175,6 +177,13 @@ class Seats:
                 asyncio.get_running_loop().call_later(0 if reply > 0 else _HEARD_S, self._left.pop, reservation, None)
 
         self._tell("leave", check, True, gateway=self._gateway, seats=[reservation])
+
+    def send_away(self, reservation: str) -> None:
+        """No replica of this pool can serve the request any more, and another pool can."""
+        one = self._waiting.get(reservation)
+        if one is not None:
+            self._answer(reservation, GONE)
+            self.leave(one.request)
 
     def take(self, reservation: Reservation) -> None:
         """The gateway has placed this request without the store. The next reassertion ends its seat, or its grant is

@@ -172,6 +172,15 @@ _GATEWAYS = Row(
             width=12,
         ),
         Panel(
+            "Models",
+            "Without a ready replica, and with replicas that run different models under one name. Good: none.",
+            (
+                Query(f"max(kvgate_models_down{{{JOB}}})", "without a ready replica"),
+                Query(f"max(kvgate_models_in_several_pools{{{JOB}}})", "in several pools"),
+            ),
+            width=12,
+        ),
+        Panel(
             "Sources of replicas",
             "Where replicas are looked up (discovery), by gateway. Where that fails, those found last stay in use.",
             (Query(f"kvgate_discovery_up{{{JOB}}}", "{{instance}} {{source}}"),),

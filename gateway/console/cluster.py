@@ -171,6 +171,11 @@ def _problems(ready: dict[str, Any]) -> list[dict[str, str]]:
     if "store_problem" in ready:
         found.append({"where": "store", "what": ready["store_problem"]})
     found += [{"where": f"replica {name}", "what": what} for name, what in ready.get("not_ready", {}).items()]
+    found += [{"where": f"model {name}", "what": "no replica is ready for it"} for name in ready.get("models_down", ())]
+    found += [
+        {"where": f"model {name}", "what": f"replicas of several pools share its requests: {', '.join(pools)}"}
+        for name, pools in ready.get("models_in_several_pools", {}).items()
+    ]
     found += [
         {"where": f"replica {name}", "what": "its id belongs to another engine"} for name in ready.get("taken_ids", ())
     ]

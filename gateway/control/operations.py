@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from coordinator.errors import StoreError
-from coordinator.pool.demand import Demand, read_demand
+from coordinator.pool.demand import Demand, read_demand, sum_of
 from coordinator.pool.draining import drain
 from coordinator.pool.pool import Pool
 from coordinator.pool.queue_view import read_queue
@@ -81,14 +81,17 @@ class Operations:
     # -- demand --------------------------------------------------------------------------------------------------
 
     async def demand(self, model: str | None) -> dict[str, Any]:
-        """The demand of the pool that serves a model, or of all pools by name. Raises ApiError."""
+        """The demand of the pool that serves a model, the sum if several pools serve it, or that of all pools by name.
+        Raises ApiError."""
         if model is None:
             names = sorted(self._store.pool_names())
             return {"pools": dict(zip(names, [await self._demand_of(name) for name in names], strict=True))}
-        served = self._fleet.resolve(model)
-        if served is None:
+        backends = self._fleet.backends(model)
+        if not backends:
             raise ApiError(404, "model_not_found", "model: no replica serves it, and none has.", "model")
-        return {"pool": served.pool, **await self._demand_of(served.pool)}
+        names = sorted({backend.pool for backend in backends})
+        demand = sum_of([await self._read(self._store.pool(name)) for name in names])
+        return ({"pool": names[0]} if len(names) == 1 else {"pools": names}) | self.shown(demand)
 
     async def _demand_of(self, name: str) -> dict[str, Any]:
         return self.shown(await self._read(self._store.pool(name)))

@@ -17,9 +17,11 @@ from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet
+from gateway.replicas.model_states import model_states
 from gateway.request.admission import Admission
 from gateway.settings.gateway_settings import GatewaySettings
 
+_MOST_NAMES = 100
 _FIGURES_S = 1.0
 """How long a scrape waits for the store."""
 
@@ -75,9 +77,14 @@ class Status:
             "store": "up" if store_up else "fallback",
             "replicas": ready,
             "exact": [name for name in ready if self._fleet.is_exact(name)],
-            "pools": sorted({served.pool for served in self._fleet.served.values()}),
+            "pools": sorted(self._fleet.pools()),
             "reasons": reasons,
         }
+        states = model_states(self._fleet)
+        if states.down:
+            body["models_down"] = states.down[:_MOST_NAMES]
+        if states.in_several_pools:
+            body["models_in_several_pools"] = dict(list(states.in_several_pools.items())[:_MOST_NAMES])
         if (missing := self._fleet.problems()) and ready:
             body["not_ready"] = missing
         if drained := [member.id for member in self._fleet.targets if self._fleet.is_draining(member.id)]:
@@ -135,6 +142,9 @@ class Status:
             metrics.misplaced_replicas.inc(name, by=self._store.pool(name).subsets.take_misplaced())
             if (lag_s := self._store.pool(name).chores_lag_s) is not None:
                 metrics.chores_lag_s.labels(name).set(lag_s)
+        states = model_states(self._fleet)
+        metrics.models_down.set(len(states.down))
+        metrics.models_in_several_pools.set(len(states.in_several_pools))
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.per_replica:

@@ -130,6 +130,10 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
             replicas=frozenset(map(str, ready["replicas"])),
             exact=frozenset(map(str, ready["exact"])),
             pools=tuple(map(str, ready.get("pools", ()))),
+            models_down=tuple(map(str, ready.get("models_down", ()))),
+            several_pools={
+                str(name): tuple(map(str, pools)) for name, pools in ready.get("models_in_several_pools", {}).items()
+            },
             **_python(about),
         )
     except NotAnswered as error:

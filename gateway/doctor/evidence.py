@@ -106,6 +106,10 @@ class GatewayEvidence:
     """The replicas that are ready, as it sees them."""
     exact: frozenset[str] = frozenset()
     pools: tuple[str, ...] = ()
+    models_down: tuple[str, ...] = ()
+    """Models without a ready replica."""
+    several_pools: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Model → its pools, if several serve it."""
     python: str | Unknown = Unknown("not asked")
     """The version of its Python."""
     is_optimised: bool = True

@@ -265,6 +265,10 @@ class Metrics:
         )
 
     def _add_fleet(self, registry: CollectorRegistry) -> None:
+        self.models_down = Gauge("kvgate_models_down", "Models without a ready replica.", registry=registry)
+        self.models_in_several_pools = Gauge(
+            "kvgate_models_in_several_pools", "Models that ready replicas of several pools serve.", registry=registry
+        )
         self.replica_info = Gauge(
             "kvgate_replica_info",
             "Always 1; the labels tell the pool of each replica.",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import orjson
 from blake3 import blake3
+
+_ROOT_BYTES = 16
+"""The size of a root's digest."""
 
 
 class ImageSize(NamedTuple):
@@ -62,6 +65,15 @@ class Prompt:
     def affinity(self) -> bytes:
         """16 bytes for rendezvous hashing, computed on demand: few requests need them."""
         return blake3(self.sample).digest(length=16)
+
+    @property
+    def first_content(self) -> bytes:
+        """The same without the root: one conversation has the same in all pools."""
+        return self.sample[_ROOT_BYTES:] if self.keys else self.sample
+
+    def without_keys(self) -> Prompt:
+        """This prompt for a pool in which its keys are not known."""
+        return replace(self, keys=[], text_bytes=[], image_counts=[], answer=(0, 0))
 
     def shape(self) -> bytes:
         """The length of each key for the agents, as JSON: see `bound:<slot>` in coordinator/README.md."""

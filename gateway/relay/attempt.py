@@ -17,6 +17,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.charges import Charges
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
+from gateway.relay.own_refusals import REFUSALS, own_refusal
 from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.retries import (
@@ -25,6 +26,7 @@ from gateway.relay.retries import (
     ends_attempts,
     has_stalled_two,
     held_against_replicas,
+    is_refusal,
     maybe_executed,
     prompt_stalls_replicas,
 )
@@ -140,21 +142,33 @@ class Attempts:
         keep_alive_s = self._keep_alive_s if job.stream else 0
         with reply.kept_alive(keep_alive_s) if keep_alive_s else nullcontext():
             if tickets:
-                return await self._router.place(job, self._tried(job, tickets), last)
+                return await self._place_once(job, tickets, last)
             await self._holds.until_ready(job)
-            ticket = await self._router.place(job, self._tried(job, ()), last)
+            ticket = await self._place_once(job, tickets, last)
             while ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
                 await self._holds.until_ready(job, was_refused=True)
-                ticket = await self._router.place(job, self._tried(job, ()), last)
+                ticket = await self._place_once(job, tickets, last)
             return ticket
+
+    async def _place_once(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Ticket | None:
+        if len(job.backends) > 1:
+            self._router.aim(job, [each.replica for each in tickets])
+        return await self._router.place(job, self._tried(job, tickets), last)
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
         """Whether to ask another replica."""
-        others = 0 if job.pinned else len(job.served.replicas) - len(failures)
-        if others <= 0 or len(failures) >= self._max_attempts or ends_attempts(failures, job.has_effects):
+        tried = {each.replica for each in tickets}
+        if (
+            tried.issuperset(job.could_serve())
+            or len(failures) >= self._max_attempts
+            or ends_attempts(failures, job.has_effects)
+        ):
             return False
-        if failures[-1].reason in ("refused", "unreachable") or not self._fleet.is_ready(tickets[-1].replica):
+        reason = failures[-1].reason
+        if reason in ("refused", "unreachable") or is_refusal(failures[-1]):
             return True  # placements soon avoid such a replica, so these retries end by themselves
+        if not self._fleet.is_ready(tickets[-1].replica):
+            return True
         if self._budget.take(time.monotonic()):
             return True
         self._metrics.retries_withheld.inc()
@@ -168,13 +182,13 @@ class Attempts:
     def _others(self, job: Job, failures: list[Failure]) -> Collection[str]:
         """The replicas that may be asked if this attempt fails. A request with effects stays where it is."""
         is_last = job.pinned or job.has_effects or len(failures) + 1 >= self._max_attempts
-        return () if is_last else job.served.replicas
+        return () if is_last else job.could_serve()
 
     def _is_uncompared(self, job: Job, failures: list[Failure]) -> bool:
         """Whether one replica failed and no other was asked, although there are others. Then the fault may be the
         request's own, so it does not count against the replica. Otherwise a client could open breakers with pinned
         requests, or by using up the retry budget."""
-        return len(failures) == 1 and self._max_attempts > 1 and len(job.served.replicas) > 1
+        return len(failures) == 1 and self._max_attempts > 1 and len(job.could_serve()) > 1
 
     def _count(self, tickets: list[Ticket], failures: list[Failure], *, was_answered: bool) -> None:
         """Counts server errors against their replicas, unless they are the request's own fault."""
@@ -192,7 +206,7 @@ class Attempts:
                 reply.note(ticket, job.caller.sees_decisions)
                 reply.whole(failure.status, failure.headers, failure.body)
                 return
-        could_serve = (job.pinned,) if job.pinned else job.served.replicas
+        could_serve = job.could_serve()
         if not failures or not any(self._fleet.is_ready(replica) for replica in could_serve):
             raise no_replica(are_asleep=any(self._fleet.is_asleep(replica) for replica in could_serve))
         reason = failures[-1].reason
@@ -224,29 +238,34 @@ class Attempts:
             if streamed and (failure := _broken_start(answer.look())) is not None:
                 self._refuse_replay(job, ticket, answer, failure.reason)
                 return self._doubted(ticket, failure)
+            if answer.status >= 400 and self._is_refused_here(job, tickets, failures, answer, is_whole):
+                return await _declined(answer, held)
             if answer.status < 400 and not streamed and job.endpoint.computes_prompt:
                 ticket.computed()
             reply.trace.answered()
             self._router.succeeded(ticket)
             if failures:
-                self._count(tickets, failures, was_answered=True)
-                failures.clear()  # their bodies are not needed any more
+                self._learn_from(job, tickets, failures, answer)
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer)
             else:
                 await self._relayed(job, ticket, reply, answer, held, streamed)
             return None
         except UpstreamError as error:
-            if error.reason == "head_too_large":  # another replica would say the same
-                raise _head_too_large(error) from error
-            self._refuse_replay(job, ticket, answer, error.reason)
-            return self._doubted(ticket, Failure(error.reason))
+            return self._broke(job, ticket, answer, error)
         except TimeoutError:
             return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
         finally:
             if answer is not None:
                 answer.close()
             ticket.failed()  # unless it has computed its prompt
+
+    def _broke(self, job: Job, ticket: Ticket, answer: Answer | None, error: UpstreamError) -> Failure:
+        """The failure of an attempt without an answer. Raises ApiError if no other replica could do better."""
+        if error.reason == "head_too_large":  # another replica would say the same
+            raise _head_too_large(error) from error
+        self._refuse_replay(job, ticket, answer, error.reason)
+        return self._doubted(ticket, Failure(error.reason))
 
     def _waiting(self, job: Job, tickets: list[Ticket], failures: list[Failure], limit: Limit) -> WaitingAttempt:
         others = self._others(job, failures)
@@ -259,6 +278,38 @@ class Attempts:
         """Whether a replica is silent before it gets a request that may have stalled another one. Then this request is
         not what keeps it busy."""
         return any(failure.is_stall for failure in failures) and not await self._moves.answers(ticket.replica)
+
+    def _is_refused_here(
+        self, job: Job, tickets: list[Ticket], failures: list[Failure], answer: Answer, is_whole: bool
+    ) -> bool:
+        """Whether the replica refuses what another one may serve. From now on the request avoids all replicas that
+        would refuse it for the same reason."""
+        replica, served = tickets[-1].replica, job.served
+        tried = {each.replica for each in tickets}
+        if answer.status not in REFUSALS or not is_whole or job.pinned or len(tickets) >= self._max_attempts:
+            return False
+        if tried.issuperset(job.could_serve()):
+            return False
+        length = served.max_tokens.get(replica, 0)
+        has_longer = length > 0 and any(each.takes(length + 1, tried) for each in job.backends)
+        has_media = job.prompt is not None and bool(job.prompt.images) and not any(map(is_refusal, failures))
+        why = own_refusal(answer.status, answer.look(), job.model, has_longer=has_longer, has_media=has_media)
+        if why == "not_served":
+            self._fleet.read_again(replica)
+        elif why == "too_long":
+            job.needed_tokens = max(job.needed_tokens, length + 1)
+        elif why == "media_refused":
+            job.refusing |= served.names if len(job.backends) > 1 else {replica}
+        job.renew(job.backends)
+        return bool(why)
+
+    def _learn_from(self, job: Job, tickets: list[Ticket], failures: list[Failure], answer: Answer) -> None:
+        """The request was answered after these failures. If it was served after a refusal of its media, the replicas
+        that refused it take none."""
+        self._count(tickets, failures, was_answered=True)
+        if answer.status < 400 and job.refusing and any(map(is_refusal, failures)):
+            self._fleet.note_media_refusal(job.refusing)
+        failures.clear()  # their bodies are not needed any more
 
     def _refuse_replay(self, job: Job, ticket: Ticket, answer: Answer | None, reason: str) -> None:
         """Raises ApiError if a stream ended at once that was to send the events of a stored response once more. vLLM

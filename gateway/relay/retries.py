@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.errors import ApiError
+from gateway.relay.own_refusals import REFUSALS
 
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _UNAVAILABLE = 503
-_NOT_EXECUTED = frozenset({"refused", "status_429", "status_503"})
+_NOT_EXECUTED = frozenset({"refused", "status_429", "status_503"}).union(f"status_{each}" for each in REFUSALS)
 _PAUSED = b"Generation is paused"
 """vLLM's words to requests that come while it is paused. They have no code of their own."""
 _MAX_ERROR_BYTES = 16 * 1024
@@ -48,6 +49,11 @@ class Failure:
     def is_pause(self) -> bool:
         """Whether the engine answered that it is paused. Then it is well."""
         return self.status == _UNAVAILABLE and _PAUSED in (self.body or b"")
+
+
+def is_refusal(failure: Failure) -> bool:
+    """Whether the replica refused what another one may serve: see own_refusals.py."""
+    return failure.status in REFUSALS
 
 
 def ends_attempts(failures: Sequence[Failure], has_effects: bool = False) -> bool:

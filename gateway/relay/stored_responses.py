@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any
 
 from coordinator.errors import StoreError
@@ -30,13 +31,14 @@ class StoredResponses:
         by_id = stored_response_id(job.path)
         wanted, param = (by_id, "response_id") if by_id else (job.previous_response_id, "previous_response_id")
         if wanted:
-            job.pinned, job.served = await self._find(job, wanted, param)
+            job.pinned, backend = await self._find(job, wanted, param)
+            job.aim(backend)
 
     async def _find(self, job: Job, response_id: str, param: str) -> tuple[str, ServedModel]:
         """The replica that made it, and the model that it serves. `param` names the field in errors."""
         try:
-            for served in {one.pool: one for one in self._fleet.served.values()}.values():
-                pool = self._store.pool(served.pool)
+            for name, served in self._fleet.pools().items():
+                pool = self._store.pool(name)
                 found = await stored.find(pool, response_id, job.caller.tenant)
                 if found is None:
                     continue
@@ -57,8 +59,8 @@ class StoredResponses:
 
     def _served_by(self, replica: str, served: ServedModel) -> ServedModel:
         """A model name of the same pool that this replica serves. An adapter may be loaded on other replicas only."""
-        names = self._fleet.served.values()
-        return next((one for one in names if one.pool == served.pool and replica in one.replicas), served)
+        backends = chain.from_iterable(self._fleet.served.values())
+        return next((one for one in backends if one.pool == served.pool and replica in one.replicas), served)
 
     def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
         """Remembers a response by its first events, or by the beginning of an answer that is not parsed."""

@@ -1,7 +1,8 @@
 """The replicas that a gateway knows, and the models that they serve.
 
-A `Member` is one replica. A `ServedModel` is one model name with the replicas that serve it. The `Fleet` holds all of
-both. The health checks (`health_checks`) keep them up to date.
+A `Member` is one replica. A `ServedModel` is one model name in one pool, with the replicas that serve it there. A name
+may have several of them, its *backends*: replicas of another `root` are in another pool. The `Fleet` holds all of both.
+The health checks (`health_checks`) keep them up to date.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
-from coordinator.engine.facts import EngineFacts, ModelCard, base_card
+from coordinator.engine.facts import EngineFacts, ModelCard, base_card, max_tokens_of
 from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from coordinator.subset import Subset
@@ -28,6 +30,7 @@ _PROBLEMS = {
     ASLEEP: "it sleeps or is paused: it gets requests again when it is awake (POST /wake_up or /resume)",
     "dead": "it answers this gateway, but not the gateway that checks the pool's replicas",
 }
+_REFUSES_FOR_S = 60.0
 _LIVES = re.compile(r"life-(\d{1,15})")
 
 
@@ -61,6 +64,8 @@ class Member:
     """How fast its engine generates the tokens of one sequence, when it was measured last; 0 if it does not tell."""
     lacks_metrics: bool = False
     """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
+    reads_again: bool = False
+    """Whether its models are to be read again: it refused a request for one that it had listed."""
     identity: Identity = field(default_factory=Identity)
     check: asyncio.Task[None] | None = None
     """The health check that runs, or ran last."""
@@ -79,7 +84,7 @@ class Member:
 
 @dataclass(frozen=True)  # without slots: cached_property keeps its value in __dict__
 class ServedModel:
-    """A model name that clients use: its pool, its replicas, and what enters the root of its prompts."""
+    """A model name that clients use, in one pool: its replicas there, and what enters the root of its prompts."""
 
     pool: str
     root_model: str
@@ -89,11 +94,67 @@ class ServedModel:
     there cannot send prompts elsewhere."""
     unshared: dict[str, str] = field(default_factory=dict)
     """Replicas whose id belongs to another engine in the registry (see `identity`) → their incarnation here."""
+    max_tokens: dict[str, int] = field(default_factory=dict)
+    """Replica → the most tokens of a prompt and its answer (its `max_model_len`); not there if it does not tell."""
 
     @cached_property
     def shared(self) -> Subset:
         """The replicas among which the store may choose."""
         return Subset.of(name for name in self.replicas if name not in self.unshared)
+
+    @cached_property
+    def backend(self) -> str:
+        """Names it among the backends of its name: those of different pools or adapters share no prefix key."""
+        return self.pool if self.adapter is None else f"{self.pool} {self.adapter}"
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Its replicas."""
+        return frozenset(self.replicas)
+
+    @cached_property
+    def longest_tokens(self) -> int:
+        """The most tokens that any of its replicas takes; 0 if one has no known limit."""
+        lengths = [self.max_tokens.get(name, 0) for name in self.replicas]
+        return 0 if 0 in lengths else max(lengths, default=0)
+
+    @cached_property
+    def _shortest_tokens(self) -> float:
+        return min(self.max_tokens.values(), default=inf)
+
+    @cached_property
+    def _fitting(self) -> dict[frozenset[str], ServedModel]:
+        return {}
+
+    def fitting(self, tokens: int, refusing: Collection[str] = ()) -> ServedModel:
+        """This model with only those of its replicas that take a prompt and answer of so many tokens, and are not in
+        `refusing`. If none is left, those that take the most tokens: then the engine says what is wrong."""
+        if tokens <= self._shortest_tokens and not refusing:
+            return self
+        least = min(tokens, self.longest_tokens) if self.longest_tokens else tokens
+        fit = [name for name in self.replicas if self.max_tokens.get(name, least) >= least]
+        names = frozenset(name for name in fit if name not in refusing) or frozenset(fit)
+        if len(names) == len(self.replicas):
+            return self
+        if names not in self._fitting:
+            self._fitting[names] = self._only(names)
+        return self._fitting[names]
+
+    def takes(self, tokens: int, refusing: Collection[str]) -> bool:
+        """Whether a replica that is not in `refusing` takes a prompt and answer of so many tokens."""
+        if tokens <= self._shortest_tokens and not refusing:
+            return True
+        return any(self.max_tokens.get(name, tokens) >= tokens for name in self.replicas if name not in refusing)
+
+    def _only(self, names: frozenset[str]) -> ServedModel:
+        replicas = {name: url for name, url in self.replicas.items() if name in names}
+        unshared = {name: life for name, life in self.unshared.items() if name in names}
+        lengths = {name: tokens for name, tokens in self.max_tokens.items() if name in names}
+        return replace(self, replicas=replicas, unshared=unshared, max_tokens=lengths)
+
+
+Backends = tuple[ServedModel, ...]
+"""The pools that serve one model name, each with its replicas; most names have one."""
 
 
 class Fleet:
@@ -114,7 +175,9 @@ class Fleet:
         """The ids of the replicas that get requests, in order."""
         self._store = store
         self._upstream = upstream
-        self._served: dict[str, ServedModel] | None = None
+        self._media_refused: dict[str, float] = {}
+        """Replica that refused media which another one took → until when it is not asked again."""
+        self._served: dict[str, Backends] | None = None
         """None until it is asked for again: many replicas change at once when a gateway starts."""
         self.set_targets(replicas)
 
@@ -149,27 +212,34 @@ class Fleet:
         """Replica → "alive", or what is wrong with it."""
         return {member.id: "alive" if member.alive else member.problem for member in self.members.values()}
 
-    def resolve(self, model: str) -> ServedModel | None:
-        """The model that a client's request names; None if it is not known."""
-        return self.served.get(model) or self.known.get(model)
-
-    def renewed(self, model: str | None, served: ServedModel) -> ServedModel:
-        """The model of a request, with the replicas that serve it now; as it was if nobody serves it now."""
-        found = self.only_base_model() if model is None else self.resolve(model)
-        is_same = found is not None and (found.pool, found.adapter) == (served.pool, served.adapter)
-        return found if found is not None and is_same else served
+    def backends(self, model: str | None) -> Backends:
+        """The backends of the model that a client's request names, or of the only base model if it names none. Empty if
+        the model is not known. A known model that nobody serves now has one backend, without replicas."""
+        if model is None:
+            return self.only_base_model()
+        found = self.served.get(model)
+        if found is not None:
+            return found
+        known = self.known.get(model)
+        return (known,) if known is not None else ()
 
     @property
-    def served(self) -> dict[str, ServedModel]:
+    def served(self) -> dict[str, Backends]:
         """The models that requests can name."""
         if self._served is None:
             self._served = served_by(self.targets)
         return self._served
 
-    def only_base_model(self) -> ServedModel | None:
-        """The base model for requests that name none; None unless there is exactly one."""
-        pools = {served.pool: served for served in self.served.values() if served.adapter is None}
-        return next(iter(pools.values())) if len(pools) == 1 else None
+    def pools(self) -> dict[str, ServedModel]:
+        """Pool → a model that is served there."""
+        return {backend.pool: backend for backends in self.served.values() for backend in backends}
+
+    def only_base_model(self) -> Backends:
+        """The base model for requests that name none; empty unless there is exactly one. Several pools are one model if
+        all of them serve one name."""
+        bases = [backends for backends in self.served.values() if all(each.adapter is None for each in backends)]
+        pools = {each.pool for backends in bases for each in backends}
+        return next((each for each in bases if len({backend.pool for backend in each}) == len(pools)), ())
 
     def block_tokens(self, replica: str) -> int:
         """Tokens in one block of the replica's cache; vLLM's default if the replica does not tell."""
@@ -203,11 +273,13 @@ class Fleet:
         return [name for name in self._targets if self.is_ready(name)]
 
     def model_cards(self) -> list[dict[str, Any]]:
-        """The model cards of all ready replicas and of known models, each id once, sorted by id."""
+        """The model cards of all ready replicas and of known models, each id once, sorted by id: that of the replica
+        that takes the longest prompts."""
         union: dict[str, dict[str, Any]] = {}
         for name in self.ready_replicas():
             for card in self.members[name].cards:
-                union.setdefault(card.id, card.document)
+                if card.id not in union or card.max_tokens > max_tokens_of(union[card.id]):
+                    union[card.id] = card.document
         for name, known in self.known.items():
             if name not in union:
                 parent = known.root_model if known.adapter is not None else None
@@ -235,24 +307,43 @@ class Fleet:
         if member is not None:
             member.failures = max(member.failures, 1)
 
+    def note_media_refusal(self, replicas: Iterable[str]) -> None:
+        """These replicas refused media that another one took."""
+        until_s = time.monotonic() + _REFUSES_FOR_S
+        self._media_refused |= dict.fromkeys(replicas, until_s)
+
+    def refusing_media(self) -> frozenset[str]:
+        """The replicas that take no media, as far as their refusals tell. After a while they are asked again."""
+        if self._media_refused:
+            now_s = time.monotonic()
+            self._media_refused = {name: until_s for name, until_s in self._media_refused.items() if until_s > now_s}
+        return frozenset(self._media_refused)
+
+    def read_again(self, replica: str) -> None:
+        """It refused a model that it had listed: what it serves is read again at once."""
+        member = self.members.get(replica)
+        if member is not None and not member.reads_again:
+            member.reads_again = True
+            self.changed.set()
+
     def update_served(self) -> None:
         """Update the served models after a change of the targets, their model cards or their identity."""
         self._served = None
         self.on_change()
 
 
-def served_by(members: Iterable[Member]) -> dict[str, ServedModel]:
-    """Model name → the model, with those of these replicas that serve it."""
-    names: dict[str, ServedModel] = {}
+def served_by(members: Iterable[Member]) -> dict[str, Backends]:
+    """Model name → its backends, each with those of these replicas that serve it."""
+    names: dict[str, dict[str, ServedModel]] = {}
     for member in sorted(members, key=lambda each: each.id):
         base = base_card(member.cards)
         for card in member.cards:
             assert base is not None
-            adapter = card.id if card.parent is not None else None
-            served = names.get(card.id)
-            if served is None or served.pool != member.pool:
-                served = names[card.id] = ServedModel(member.pool, base.root, adapter, {})
+            model = ServedModel(member.pool, base.root, card.id if card.parent is not None else None, {})
+            served = names.setdefault(card.id, {}).setdefault(model.backend, model)
             served.replicas[member.id] = member.url
+            if card.max_tokens or base.max_tokens:
+                served.max_tokens[member.id] = card.max_tokens or base.max_tokens
             if member.identity.is_taken:
                 served.unshared[member.id] = member.facts.started
-    return names
+    return {name: tuple(backends.values()) for name, backends in names.items()}

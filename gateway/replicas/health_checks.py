@@ -30,6 +30,7 @@ from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.identity import IdentityFacts
+from gateway.replicas.model_states import ModelLog, model_states
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream, UpstreamError
@@ -61,6 +62,7 @@ class HealthChecks:
         self._round = 0
         self._first_round = asyncio.Event()
         self._tasks = Tasks()
+        self._model_log = ModelLog()
 
     async def first_round(self) -> None:
         """Wait until every replica that was known at the start was checked once."""
@@ -70,6 +72,7 @@ class HealthChecks:
         """Check replicas until cancelled; more often while one of them has never been reached."""
         try:
             while True:
+                self._round += 1  # before the checks begin: they ask whose turn it is
                 self._fleet.changed.clear()
                 self._watch_registered()
                 checks = [self.check_now(member) for member in self._members() if self._is_due(member)]
@@ -77,8 +80,9 @@ class HealthChecks:
                     await asyncio.gather(*checks, return_exceptions=True)
                     self._first_round.set()
                 self._offer_as_worker()
+                self._model_log.note(model_states(self._fleet))
+                await self._leave_old_pools()
                 await self._forget_gone()
-                self._round += 1
                 is_searching = any(not member.cards for member in self._members()) and self._round < _SEARCH_ROUNDS
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_SEARCH_S if is_searching else self._health.interval_s):
@@ -155,11 +159,14 @@ class HealthChecks:
         return (self._round + crc32(member.id.encode())) % rounds == 0
 
     def _may_have_restarted(self, member: Member) -> bool:
-        """Whether something failed since the last good check, or the registry has another incarnation."""
+        """Whether something failed since the last good check, or the registry says that it is gone or has another
+        incarnation: it may serve other models now."""
         if not member.alive or member.failures:
             return True
+        if member.reads_again:
+            return True
         known = self._store.pool(member.pool).records.get(member.id)
-        return known is not None and known.incarnation != member.incarnation(known)
+        return known is None or known.state == "dead" or known.incarnation != member.incarnation(known)
 
     async def _check_once(self, member: Member) -> None:
         was_alive, member.checked_s, is_full = member.alive, time.monotonic(), False
@@ -249,6 +256,7 @@ class HealthChecks:
         member.tells_sleep |= facts.started != member.facts.started
         pace = decode_tokens_per_s(member.facts.figures, facts.figures)
         member.tokens_per_s = pace or member.tokens_per_s
+        member.reads_again = False
         member.facts = facts if facts.started else replace(facts, started=member.facts.started)
         if cards != member.cards:
             member.cards, member.pool = cards, pool_slug(base.root)
@@ -318,6 +326,21 @@ class HealthChecks:
         elif not conflict and self._fleet.id_conflicts.get(member.id):
             _log.info("its id is its own again", replica=member.id)
         self._fleet.id_conflicts[member.id] = conflict
+
+    async def _leave_old_pools(self) -> None:
+        """The worker of a pool removes a replica that serves another model now, at the same address: it is in another
+        pool."""
+        for name in self._store.pool_names():
+            pool = self._store.pool(name)
+            for record in list(pool.records.values()) if pool.is_worker else ():
+                member = self._fleet.members.get(record.replica)
+                if member is None or not member.alive or (member.pool, member.url) == (name, record.url):
+                    continue
+                if member.pool and member.url == record.url and self._fleet.is_ours(member):
+                    pool.change_state(record.replica, record.incarnation, record.state, "dead")
+                    with suppress(StoreError):  # or its old agent is still there: tried again in the next round
+                        if await forget(pool, record):
+                            _log.info("serves another model now", replica=record.replica, was_in=name, pool=member.pool)
 
     async def _forget_gone(self) -> None:
         """Of replicas that are no targets: the pool's worker removes those that have not answered for `forget_s` from

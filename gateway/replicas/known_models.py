@@ -51,11 +51,11 @@ class KnownModels:
         StoreError."""
         written = dict(list(each(await self._store.ask("HGETALL", self._key), _parse).items())[:_MAX_MODELS])
         told: list[str | bytes] = []
-        for name, served in self._fleet.served.items():
-            model = ServedModel(served.pool, served.root_model, served.adapter, {})
-            if written.get(name) != model:
+        for name, backends in self._fleet.served.items():
+            models = [ServedModel(each.pool, each.root_model, each.adapter, {}) for each in backends]
+            if written.get(name) not in models:  # of several pools, one is enough: any replica that comes will do
+                model = written[name] = models[0]
                 told += (name, orjson.dumps({"pool": model.pool, "root": model.root_model, "adapter": model.adapter}))
-                written[name] = model
         self._fleet.known = self._configured | written
         if told:
             await self._store.ask("HSET", self._key, *told)

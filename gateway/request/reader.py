@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +12,7 @@ from gateway.errors import ApiError, bad_field
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, TokenEstimator, TooManySteps
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Backends, Fleet, ServedModel
 from gateway.request.admission import AdmissionSlot
 from gateway.request.keyring import Caller, Keyring
 from gateway.request.paths import (
@@ -23,7 +23,7 @@ from gateway.request.paths import (
     stored_response_id,
     upstream_target,
 )
-from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScope, read_body
+from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScopes, read_body
 from gateway.request.reading.body_readers import BodyReaders
 from gateway.request.reading.structure import StructureLimits, is_sparse
 from gateway.settings.gateway_settings import GatewaySettings
@@ -60,7 +60,10 @@ class Job:
     policy: str
     headers: dict[str, str]
     """The headers for the replica."""
+    backends: Backends = ()
+    """The pools that serve its model."""
     served: ServedModel = field(init=False)
+    """The backend that it goes to, with only those of its replicas that can take its prompt and answer."""
     model: str | None = None
     """The name that the client used."""
     body: Body = b""
@@ -70,6 +73,12 @@ class Job:
     """Estimated prompt tokens up to each prefix key, shallow to deep."""
     prompt_tokens: int = 0
     """The last of `tokens`; 0 if there is no prompt."""
+    chains: dict[str, tuple[Prompt, list[int]]] = field(default_factory=dict)
+    """If there are several backends: `prompt` and `tokens` at each."""
+    needed_tokens: int = 0
+    """The tokens of its prompt, and those that its answer may have."""
+    refusing: frozenset[str] = frozenset()
+    """Replicas that refused it, because they do not take what it brings."""
     stream: bool = False
     strip_usage: bool = False
     """Whether the gateway removes the usage chunk: it asked for the chunk, and the client did not."""
@@ -93,6 +102,32 @@ class Job:
     """Whether somebody wants to see what its candidates cost."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
+
+    def aim(self, backend: ServedModel) -> None:
+        """From now on it goes to this backend. A chain of another backend means nothing there."""
+        if self.prompt is not None and self.prompt.keys and backend.backend != self.served.backend:
+            known = self.chains.get(backend.backend)
+            self.prompt, self.tokens = known or (self.prompt.without_keys(), [])
+            if known and not self.is_batch:
+                self.headers["x-session-id"] = self.prompt.keys[-1]
+            else:
+                self.headers.pop("x-session-id", None)
+        self.served = backend if self.pinned else backend.fitting(self.needed_tokens, self.refusing)
+
+    def renew(self, backends: Backends) -> None:
+        """Replicas have come or gone: these are the backends of its model now. It stays as it was if nobody serves the
+        model any more, or if one replica is to serve it."""
+        if backends and not self.pinned:
+            self.backends = backends
+            self.aim(next((each for each in backends if each.backend == self.served.backend), backends[0]))
+
+    def could_serve(self) -> Collection[str]:
+        """The replicas of all backends; if it is pinned, the only one."""
+        if self.pinned:
+            return (self.pinned,)
+        if len(self.backends) < 2:
+            return self.served.replicas
+        return {name for backend in self.backends for name in backend.replicas}
 
 
 class Reader:
@@ -155,29 +190,31 @@ class Reader:
     async def fill(self, job: Job, head: BodyHead, slot: AdmissionSlot, body: Body) -> None:
         """Reads the body into `job`, with the body for the replica."""
 
-        def resolve_scope(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
-            served = job.served = resolve_model(self._fleet, model, path)
-            return CacheScope(served.root_model, served.adapter, self._keyring.cache_salt(job.caller, cache_salt))
+        def resolve_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
+            job.backends = resolve_model(self._fleet, model, path)
+            job.served = job.backends[0]
+            salt = self._keyring.cache_salt(job.caller, cache_salt)
+            return [CacheScope(backend.root_model, backend.adapter, salt) for backend in job.backends]
 
-        parsed = self._read_here(head, body, resolve_scope)
+        parsed = self._read_here(head, body, resolve_scopes)
         if parsed is None:
             self._metrics.worker_reads.inc()
-            parsed = await self._read_by_a_worker(head, body, slot, resolve_scope)
+            parsed = await self._read_by_a_worker(head, body, slot, resolve_scopes)
         job.body = body if parsed.body is None else parsed.body
         slot.set_held_bytes(len(job.body))
         self._apply(job, parsed)
 
-    def _read_here(self, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody | None:
+    def _read_here(self, head: BodyHead, body: Body, resolve_scopes: ResolveScopes) -> ParsedBody | None:
         """Reads a body in this process. None if that would block the event loop for too long."""
         if len(body) > _INLINE_BYTES and (len(body) > _INLINE_SPARSE_BYTES or head.is_form or not is_sparse(body)):
             return None
         try:
-            return read_body(head, body, self._rules, resolve_scope, Steps(_INLINE_STEPS))
+            return read_body(head, body, self._rules, resolve_scopes, Steps(_INLINE_STEPS))
         except TooManySteps:
             return None
 
     async def _read_by_a_worker(
-        self, head: BodyHead, body: Body, slot: AdmissionSlot, resolve_scope: ResolveScope
+        self, head: BodyHead, body: Body, slot: AdmissionSlot, resolve_scopes: ResolveScopes
     ) -> ParsedBody:
         """Waits for a turn and for a worker. Raises a 429 if that takes too long or too much memory."""
         parsed_bytes = 0 if head.is_form else min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
@@ -187,7 +224,7 @@ class Reader:
             async with asyncio.timeout(_TURN_S) as waiting, self._body_readers.turns.take(slot.holder):
                 waiting.reschedule(None)
                 with slot.holding(reading_bytes):
-                    return await self._body_readers.read(head, body, resolve_scope)
+                    return await self._body_readers.read(head, body, resolve_scopes)
         except TimeoutError:
             message = f"body: too many large bodies are read before it; it waited for {_TURN_S:g} s. Retry shortly."
             raise ApiError(429, "gateway_overloaded", message, "body", {"retry-after": "1"}) from None
@@ -205,8 +242,15 @@ class Reader:
         if job.prompt is not None and job.prompt.keys:
             job.tokens = self.estimator(job.served.pool).estimate(job.prompt)
             job.prompt_tokens = job.tokens[-1]
+            job.needed_tokens = job.prompt_tokens + (job.max_output_tokens or 0) // job.choices
             if not job.is_batch:  # the engine's events repeat this id, which shows the prompt's blocks
                 job.headers["x-session-id"] = job.prompt.keys[-1]
+            if job.prompt.images:
+                job.refusing = self._fleet.refusing_media()
+            if parsed.other_prompts:
+                for backend, prompt in zip(job.backends, (job.prompt, *parsed.other_prompts), strict=True):
+                    job.chains[backend.backend] = prompt, self.estimator(backend.pool).estimate(prompt)
+        job.aim(job.served)
 
     def policy(self, headers: Mapping[str, str]) -> str:
         """The policy of a request: from the header `x-kvgate-policy` if that is allowed, else from the settings."""
@@ -222,26 +266,25 @@ class Reader:
         return wanted
 
 
-def resolve_model(fleet: Fleet, name: str | None, path: str) -> ServedModel:
-    """The pool that serves a request's model. Raises a 400 if the model is missing, a 404 if it is unknown."""
+def resolve_model(fleet: Fleet, name: str | None, path: str) -> Backends:
+    """The pools that serve a request's model, at least one. Raises a 400 if the model is missing, a 404 if it is
+    unknown."""
+    backends = fleet.backends(name)
     if name is None:
-        only = fleet.only_base_model()
-        if only is None and stored_response_id(path):  # the response's id gives the pool later
-            only = next(iter(fleet.served.values()), None)
-        if endpoint_of(path).needs_model or (only is None and fleet.served):
+        if not backends and stored_response_id(path):  # the response's id gives the pool later
+            backends = next(iter(fleet.served.values()), ())
+        if endpoint_of(path).needs_model or (not backends and fleet.served):
             raise bad_field("model", "required; GET /v1/models lists what is served here.", "missing_model")
-        if only is None:
+        if not backends:
             raise no_replica()
-        return only
-    served = fleet.resolve(name)
-    if served is None:
+    elif not backends:
         if not fleet.served:
             raise no_replica()
         shown = name if len(name) <= 100 else name[:100] + "…"
         raise ApiError(
             404, "model_not_found", f"The model `{shown}` is not served here; GET /v1/models lists what is.", "model"
         )
-    return served
+    return backends
 
 
 def no_replica(*, are_asleep: bool = False) -> ApiError:

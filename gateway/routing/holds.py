@@ -104,5 +104,5 @@ class Holds:
 
     def _is_servable(self, job: Job) -> bool:
         """Whether a replica is ready for the request. Its model may have got other replicas since it was read."""
-        job.served = self._fleet.renewed(job.model, job.served)
-        return any(self._fleet.is_ready(replica) for replica in job.served.replicas)
+        job.renew(self._fleet.backends(job.model))
+        return any(self._fleet.is_ready(replica) for replica in job.could_serve())

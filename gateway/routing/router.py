@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -19,8 +19,9 @@ from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.fleet import Fleet, ServedModel
 from gateway.request.reader import Job
+from gateway.routing.backends import PoolRoom, choose_pool
 from gateway.routing.local_queue import LocalQueue
 from gateway.routing.outcomes import ReplicaOutcomes
 from gateway.routing.rate_limits import rate_limited
@@ -31,6 +32,9 @@ from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.limit_settings import HealthSettings
 
 _log = structlog.get_logger("kvgate.router")
+
+_CACHE_POLICIES = frozenset({"prefix_kv_aware", "consistent_hash"})
+_READY_FOR_S, _MOST_READY = 0.1, 256
 
 
 class Router:
@@ -58,16 +62,69 @@ class Router:
         self._local = LocalQueue(store, self._is_suspect)
         self._asking: dict[str, Job] = {}
         """By reservation: the requests that are being placed, or wait."""
+        self._ready: dict[frozenset[str], tuple[float, frozenset[str]]] = {}
+        """Replicas → when this gateway looked which of them are ready, and these."""
 
     async def place(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
         """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
         `last` attempt, which failed. If no replica has room, it waits for one. Raises an ApiError if the request may
         not wait, or has waited too long."""
+        ticket = await self._place_in_pool(job, tried, last)
+        asked = [job.served.backend]
+        while ticket is None and self.aim(job, tried, asked):
+            asked.append(job.served.backend)
+            ticket = await self._place_in_pool(job, tried, last)
+        return ticket
+
+    def aim(self, job: Job, tried: Collection[str] = (), asked: Collection[str] = ()) -> bool:
+        """Chooses the pool of a request whose model has several, but none of those that were `asked`. A request stays
+        in its pool while that has a ready replica that was not `tried`. Returns whether there is a pool to ask."""
+        if job.pinned:
+            return False
+        now_s = time.monotonic()
+        able = [each for each in job.backends if each.takes(job.needed_tokens, job.refusing)] or job.backends
+        rooms = {
+            each.backend: self._room_of(each.fitting(job.needed_tokens, job.refusing), tried, now_s)
+            for each in able
+            if each.backend not in asked
+        }
+        if tried and not asked and (here := rooms.get(job.served.backend)) is not None and here.ready:
+            return True
+        settings = self._settings.policy
+        chosen = choose_pool(rooms, _conversation(job), settings.min_slack_requests, settings.load_factor)
+        if chosen is not None:
+            job.aim(next(each for each in job.backends if each.backend == chosen))
+        return chosen is not None
+
+    def _room_of(self, served: ServedModel, tried: Collection[str], now_s: float) -> PoolRoom:
+        pool = self._store.pool(served.pool)
+        ready = self._ready_of(served, pool, now_s)
+        has_waiting = pool.state is not None and pool.state.has_waiting
+        left, slots = len(ready) - len(ready.intersection(tried)), self._settings.policy.max_active_requests or math.inf
+        return PoolRoom(left, len(pool.live) * pool.gateways, has_waiting, slots)
+
+    def _ready_of(self, served: ServedModel, pool: Pool, now_s: float) -> frozenset[str]:
+        """Its replicas that get requests, as of a moment ago: to look at a thousand takes a millisecond."""
+        at_s, ready = self._ready.get(served.names, (0.0, served.names))
+        if now_s - at_s > _READY_FOR_S:
+            state = pool.state
+            broken = {name for name, until in state.open_until_ms.items() if until > state.now_ms} if state else ()
+            ready = frozenset(name for name in served.names if self._fleet.is_ready(name) and name not in broken)
+            if len(self._ready) >= _MOST_READY:
+                self._ready.clear()
+            self._ready[served.names] = now_s, ready
+        return ready
+
+    async def _place_in_pool(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
         started = time.perf_counter()
         pool = self.pool(job)
         release, since_ms = "", pool.clock.time_ms(job.held_since_s) if job.held_since_s else 0
         if last is not None:
-            release, since_ms = last.request.reservation, last.request.standing.since_ms
+            since_ms = last.request.standing.since_ms
+            if last.pool is pool:
+                release = last.request.reservation
+            else:
+                last.done()
         request = self.request(job, pool, tried, release, since_ms)
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.unshared:
@@ -180,8 +237,28 @@ class Router:
         job = self._asking.get(request.reservation)
         if job is None:
             return None
-        job.served = self._fleet.renewed(job.model, job.served)
+        backends = self._fleet.backends(job.model)
+        same = next((each for each in backends if each.backend == job.served.backend), None)
+        if same is None:
+            return None
+        job.backends = backends
+        job.aim(same)
         return job.served.shared
+
+    def leave_dead_pools(self) -> None:
+        """Replicas have come, gone or changed. Requests that wait in a pool without a ready replica go to another pool
+        of their model, if that has one."""
+        self._ready.clear()
+        now_s = time.monotonic()
+        for reservation, job in list(self._asking.items()):
+            backends = job.backends if job.pinned else self._fleet.backends(job.model)
+            others = [each for each in backends if each.backend != job.served.backend]
+            if others and not self._has_ready(job.served, now_s) and any(self._has_ready(one, now_s) for one in others):
+                job.backends, job.held_since_s = backends, job.held_since_s or now_s
+                self._store.pool(job.served.pool).seats.send_away(reservation)
+
+    def _has_ready(self, served: ServedModel, now_s: float) -> bool:
+        return bool(self._ready_of(served, self._store.pool(served.pool), now_s))
 
     def store_is_up(self) -> None:
         """Placements go through the store again."""
@@ -328,6 +405,13 @@ def _no_room(refusal: NoRoom, wait_s: float) -> ApiError:
     else:
         message = f"No replica had room within {wait_s:g} s. Retry in about {expected_s} s."
     return ApiError(503, "deadline_unreachable", message, headers=headers)
+
+
+def _conversation(job: Job) -> bytes:
+    """The bytes by which a conversation stays with its pool. Random if its policy does not look at caches."""
+    if job.prompt is None or job.policy not in _CACHE_POLICIES:
+        return random.randbytes(8)
+    return job.prompt.first_content
 
 
 def _affinity(job: Job) -> bytes:

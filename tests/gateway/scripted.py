@@ -23,7 +23,6 @@ from tests.polling import eventually
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello, " * 1000}]}
-_MODELS = orjson.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
 
 def head(*lines: str, status: int = 200) -> bytes:
@@ -50,6 +49,8 @@ class ScriptedReplica:
         self.hung_up = asyncio.Event()
         """Set when the gateway closes a connection during a POST."""
         self.url = ""
+        self.cards: list[dict[str, Any]] = [{"id": "m", "object": "model"}]
+        """What it says that it serves."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -88,7 +89,8 @@ class ScriptedReplica:
                 await self.answer(writer)
                 await writer.drain()
             elif request.startswith(b"GET /v1/models"):
-                writer.write(whole(_MODELS, "connection: close"))
+                models = orjson.dumps({"object": "list", "data": self.cards})
+                writer.write(whole(models, "connection: close"))
             else:
                 writer.write(whole(b"{}", "connection: close", status=200 if b" /health" in request else 404))
         except (ConnectionError, asyncio.IncompleteReadError):

@@ -12,6 +12,6 @@ Only `body_readers` and `worker_process` do I/O. A worker process imports this p
 it starts in a third of the time and takes half the memory.
 """
 
-from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScope, read_body
+from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScopes, read_body
 
-__all__ = ["Body", "BodyHead", "BodyRules", "ParsedBody", "ResolveScope", "read_body"]
+__all__ = ["Body", "BodyHead", "BodyRules", "ParsedBody", "ResolveScopes", "read_body"]

@@ -19,14 +19,14 @@ import structlog
 
 from gateway.errors import ApiError
 from gateway.request.fairness import FairTurns
-from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScope
+from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScopes
 from gateway.request.reading.worker_process import (
     FAILURE,
     MESSAGE_HEADER,
     REFUSAL,
     RESULT,
-    SCOPE,
     SCOPE_REQUEST,
+    SCOPES,
     TASK,
     Task,
     encode_message,
@@ -63,13 +63,13 @@ class BodyReaders:
         self._running: set[_Worker] = set()
         self._ending: set[asyncio.Future[int]] = set()
 
-    async def read(self, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody:
+    async def read(self, head: BodyHead, body: Body, resolve_scopes: ResolveScopes) -> ParsedBody:
         """Does what `read_body` does, in a worker process. Raises ApiError."""
         worker = self._take_idle() or await self._start()
         is_reusable = False
         try:
             async with asyncio.timeout(LIMIT_S):
-                parsed = await self._converse(worker, head, body, resolve_scope)
+                parsed = await self._converse(worker, head, body, resolve_scopes)
             is_reusable = len(body) < _LARGE_BYTES
         except ApiError:
             is_reusable = len(body) < _LARGE_BYTES
@@ -111,17 +111,17 @@ class BodyReaders:
         self._running.add(worker)
         return worker
 
-    async def _converse(self, worker: _Worker, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody:
+    async def _converse(self, worker: _Worker, head: BodyHead, body: Body, resolve_scopes: ResolveScopes) -> ParsedBody:
         await _send(worker.writer, *encode_message(TASK, Task(head, self._rules), body))
         while True:
             kind, content, changed = await _receive(worker.reader)
             if kind == SCOPE_REQUEST:
                 try:
-                    scope = resolve_scope(*msgspec.msgpack.decode(content))
+                    scopes = resolve_scopes(*msgspec.msgpack.decode(content))
                 except ApiError:
-                    await _send(worker.writer, *encode_message(SCOPE, None))
+                    await _send(worker.writer, *encode_message(SCOPES, None))
                     raise
-                await _send(worker.writer, *encode_message(SCOPE, scope))
+                await _send(worker.writer, *encode_message(SCOPES, scopes))
             elif kind == RESULT:
                 parsed = msgspec.msgpack.decode(content, type=ParsedBody)
                 parsed.body = changed or None

@@ -7,7 +7,7 @@ because the last duplicate wins in JSON. A body is serialised again only if fiel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,8 +57,9 @@ class BodyHead(NamedTuple):
         return endpoint_of(self.path)
 
 
-ResolveScope = Callable[[str, str | None, str | None], CacheScope]
-"""Gives the cache scope for a request's path, model and cache_salt. Raises ApiError if the model is not served."""
+ResolveScopes = Callable[[str, str | None, str | None], Sequence[CacheScope]]
+"""Gives the cache scopes for a request's path, model and cache_salt: one for each backend of the model, all with the
+same salt. Raises ApiError if the model is not served."""
 
 
 @dataclass(slots=True)
@@ -71,6 +72,8 @@ class ParsedBody:
     """The body for the replica. None if that is the client's body."""
     prompt: Prompt | None = None
     """None if the body is not JSON. It has no keys if the path's prompt is not read."""
+    other_prompts: list[Prompt] = field(default_factory=list)
+    """The same prompt in the scopes after the first one."""
     stream: bool = False
     strip_usage: bool = False
     is_batch: bool = False
@@ -83,21 +86,21 @@ class ParsedBody:
     """Whether the body asks for effects besides the answer."""
 
 
-def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: ResolveScope, steps: Steps) -> ParsedBody:
+def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: ResolveScopes, steps: Steps) -> ParsedBody:
     """Reads one body. Raises an ApiError that names the wrong field, and TooManySteps."""
     if head.is_form:
         form = read_form(head.content_type, body, rules.removed_from_forms, rules.max_form_parts)
-        resolve_scope(head.path, form.model, None)
+        resolve_scopes(head.path, form.model, None)
         return ParsedBody(head.path, form.model, form.body)
     if not body and head.endpoint.prompt is None:
-        resolve_scope(head.path, None, None)
+        resolve_scopes(head.path, None, None)
         return ParsedBody(head.path)
     check_structure(body, rules.structure)
     document = parse_document(body)
     path = head.path or api_path(document)
     endpoint = endpoint_of(path)
     model, salt = _model(document), _salt(document)
-    scope = resolve_scope(path, model, salt)
+    scope, *other_scopes = resolve_scopes(path, model, salt)
     added, strip_usage = usage_request(endpoint, document)
     if scope.cache_salt is not None and scope.cache_salt != salt:
         added["cache_salt"] = scope.cache_salt
@@ -111,18 +114,20 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: Resol
         parsed.has_effects = _has_effects(document)
     is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
     had_media_ids = not is_read_in_full and guard_media(document, rules.prompt, steps)
-    prompt = parsed.prompt = read_prompt(
-        path,
-        document if model is not None else {**document, "model": scope.root_model},
-        root_model=scope.root_model,
-        adapter=scope.adapter,
-        cache_salt=scope.cache_salt,
-        limits=rules.prompt,
-        steps=steps,
-    )
+    named = document if model is not None else {**document, "model": scope.root_model}
+    prompt = parsed.prompt = _read_prompt(path, named, scope, rules, steps)
+    parsed.other_prompts = [_read_prompt(path, named, other, rules, steps) for other in other_scopes]
     parsed.is_batch = bool(prompt.keys) and endpoint.prompt == "completion" and prompts_of(document) > 1
     parsed.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
     return parsed
+
+
+def _read_prompt(path: str, document: dict[str, Any], scope: CacheScope, rules: BodyRules, steps: Steps) -> Prompt:
+    root_model, adapter, salt = scope
+    limits = rules.prompt
+    return read_prompt(
+        path, document, root_model=root_model, adapter=adapter, cache_salt=salt, limits=limits, steps=steps
+    )
 
 
 def parse_document(body: Body) -> dict[str, Any]:

@@ -5,7 +5,7 @@ the length of its content, the length of its body), a content in MessagePack, an
 
     in   TASK             a Task, and the body to read
     out  SCOPE_REQUEST    the path, and the model and cache_salt in the body
-    in   SCOPE            the CacheScope for these; None if the gateway has refused the request, which ends the task
+    in   SCOPES           the CacheScopes for these; None if the gateway has refused the request, which ends the task
     out  RESULT           a ParsedBody, and the body for the replica if it differs
     out  REFUSAL          the parts of an ApiError
     out  FAILURE          a bug: the name of an exception, and where it was raised
@@ -32,7 +32,7 @@ from gateway.request.memory import give_memory_back
 from gateway.request.reading.document import Body, BodyHead, BodyRules, read_body
 
 MESSAGE_HEADER: Final = struct.Struct(">cIQ")
-TASK, SCOPE_REQUEST, SCOPE, RESULT, REFUSAL, FAILURE = b"T", b"Q", b"S", b"R", b"X", b"F"
+TASK, SCOPE_REQUEST, SCOPES, RESULT, REFUSAL, FAILURE = b"T", b"Q", b"S", b"R", b"X", b"F"
 
 _INPUT, _OUTPUT = 0, 1
 _PIPE_BYTES = 2**20
@@ -70,7 +70,7 @@ def main() -> None:
 
 def _run(task: Task, body: Body) -> None:
     try:
-        parsed = read_body(task.head, body, task.rules, _request_scope, Steps(UNBOUNDED))
+        parsed = read_body(task.head, body, task.rules, _request_scopes, Steps(UNBOUNDED))
         del body
         changed = parsed.body
         _write(RESULT, replace(parsed, body=None), changed or b"")
@@ -84,13 +84,13 @@ def _run(task: Task, body: Body) -> None:
         _write(FAILURE, f"{type(error).__name__} at {raised.filename}:{raised.lineno}")
 
 
-def _request_scope(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
+def _request_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
     _write(SCOPE_REQUEST, (path, model, cache_salt))
     _, content_bytes, _ = MESSAGE_HEADER.unpack(_read_exactly(MESSAGE_HEADER.size))
-    scope = msgspec.msgpack.decode(_read_exactly(content_bytes), type=CacheScope | None)
-    if scope is None:
+    scopes = msgspec.msgpack.decode(_read_exactly(content_bytes), type=list[CacheScope] | None)
+    if scopes is None:
         raise _Refused
-    return scope
+    return scopes
 
 
 def _write(kind: bytes, content: object, body: Body = b"") -> None:

@@ -48,7 +48,7 @@ async def pair() -> AsyncIterator[Pair]:
         limits = {"connect_s": 1, "first_byte_s": 1}
         before = gateway_before(replicas[0], replicas=listed, timeouts=limits)
         gateway, url = await stack.enter_async_context(before)
-        assert sorted(gateway.fleet.served["m"].replicas) == ["r0", "r1"]
+        assert sorted(gateway.fleet.served["m"][0].replicas) == ["r0", "r1"]
         yield Pair(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)), replicas)
 
 

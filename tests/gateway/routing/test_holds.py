@@ -23,7 +23,7 @@ from tests.gateway.routing.test_router import job
 
 
 class Held:
-    """A gateway that knows the model `sim` of pool `m`, and no replica of it."""
+    """A gateway that knows the model `sim` of pool `m`, and another one of pool `n`, and no replica of either."""
 
     def __init__(self, **queue: Any) -> None:
         settings = GatewaySettings.model_validate(
@@ -35,12 +35,12 @@ class Held:
         self.metrics = Metrics()
         self.store = Store(StoreOptions("redis://127.0.0.1:1"), "g0")
         self.fleet = Fleet([], self.store, Upstream(settings.timeouts, None))
-        self.fleet.known["sim"] = ServedModel("m", "m", None, {})
+        self.fleet.known |= {"sim": ServedModel("m", "m", None, {}), "sim of n": ServedModel("n", "n", None, {})}
         self.holds = Holds(settings.queue, self.fleet, self.store, Tenants(settings), self.metrics)
 
     def job(self, tenant: str = "other", pool: str = "m") -> Job:
         asked = job(b"x")
-        asked.caller, asked.model = Caller(tenant, False), "sim"
+        asked.caller, asked.model = Caller(tenant, False), "sim" if pool == "m" else f"sim of {pool}"
         asked.served = ServedModel(pool, pool, None, {"r0": "http://old"})
         return asked
 

@@ -25,10 +25,10 @@ RULES = BodyRules(("session_id",), ("session_id",), PromptLimits(max_messages=50
 CHAT = BodyHead("/v1/chat/completions", "application/json")
 
 
-def resolve_scope(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
+def resolve_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
     if model == "nonesuch":
         raise ApiError(404, "model_not_found", "no such model", "model", {"x-more": "1"})
-    return CacheScope(f"{path} {model}", None, cache_salt)
+    return [CacheScope(f"{path} {model}", None, cache_salt)]
 
 
 def chat(*content: Any, **fields: Any) -> bytes:
@@ -44,7 +44,7 @@ async def readers() -> AsyncIterator[BodyReaders]:
 
 async def read(readers: BodyReaders, body: bytes, head: BodyHead = CHAT) -> ParsedBody:
     async with readers.turns.take("somebody"):
-        return await readers.read(head, body, resolve_scope)
+        return await readers.read(head, body, resolve_scopes)
 
 
 def children() -> set[int]:
@@ -75,7 +75,7 @@ FORM = (
     ],
 )
 async def test_a_body_is_read_as_it_is_here(readers: BodyReaders, head: BodyHead, body: bytes) -> None:
-    assert await read(readers, body, head) == read_body(head, body, RULES, resolve_scope, Steps(UNBOUNDED))
+    assert await read(readers, body, head) == read_body(head, body, RULES, resolve_scopes, Steps(UNBOUNDED))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_a_bad_body_is_refused_as_it_is_here_and_the_process_goes_on(
     readers: BodyReaders, body: bytes, code: str, param: str
 ) -> None:
     with pytest.raises(ApiError) as here:
-        read_body(CHAT, body, RULES, resolve_scope, Steps(UNBOUNDED))
+        read_body(CHAT, body, RULES, resolve_scopes, Steps(UNBOUNDED))
     with pytest.raises(ApiError) as there:
         await read(readers, body)
     assert (there.value.code, there.value.param) == (code, param)
