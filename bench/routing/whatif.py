@@ -6,10 +6,12 @@ with `python -m bench.routing`, which runs the real system.
 
     python -m bench.routing.whatif --mixes chat,vqa --seeds 1-10 charged=2 charged=3,copy=8 request=0
     python -m bench.routing.whatif --replicas 8,64,240,1000 --seeds 1 candidates=on
+    python -m bench.routing.whatif --mixes chat,vqa slow=4 slow=4,speeds=off
 
 Each argument is a variant of the weights of coordinator/lua/lib/costs.lua. The first line shows the unchanged
 expression, over all replicas. With candidates=on, the router looks at a few replicas of a fleet of more than 16: see
-bench/routing/candidates.py.
+bench/routing/candidates.py. With slow=4, every second replica takes four times as long for everything; with speeds=off,
+the router does not know.
 
 --replicas scales each mix to fleets of other sizes: sessions, contexts and concurrency grow alike, so each replica's
 load and working set stay the same. There each replica gets at most --requests requests, so that a run of 1 000 replicas
@@ -25,7 +27,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, pstdev
 
 from rich.console import Console
@@ -73,10 +75,22 @@ class Variant:
     weights: Weights = field(default_factory=Weights)
     candidates: bool = False
     """Whether the router looks at candidates only, instead of all replicas."""
+    slow: float = 1.0
+    """Every second replica takes so many times as long."""
+    speeds: bool = True
+    """Whether the router knows."""
 
 
-def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_tokens: int, hits: int) -> list[float]:
-    """Computes the same as coordinator/lua/lib/costs.lua, for replicas of one size."""
+def costs(
+    weights: Weights,
+    loads: Sequence[Load],
+    capacity_tokens: int,
+    prompt_tokens: int,
+    hits: int,
+    speeds: Sequence[float] = (),
+) -> list[float]:
+    """Computes the same as coordinator/lua/lib/costs.lua, for replicas of one size. `speeds`: of the mean; empty if all
+    are equally fast."""
     best = max(load.matched_tokens for load in loads)
     per_request = weights.request + weights.fresh * (prompt_tokens - best)
     of_prompt: dict[int, tuple[float, float]] = {}
@@ -93,7 +107,10 @@ def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_
         charged, copied = of_prompt[lacks]
         displaced = max(0.0, copied - capacity_tokens + occupied_tokens(load, capacity_tokens))
         found.append(load.backlog_tokens + charged + weights.displaced * displaced + per_request * load.active)
-    return found
+    anywhere = (weights.charged - 1) * (prompt_tokens - best)
+    return (
+        [(cost - anywhere) / speed + anywhere for cost, speed in zip(found, speeds, strict=True)] if speeds else found
+    )
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -191,6 +208,8 @@ class Router:
 
     def __init__(self, variant: Variant, capacity_tokens: int, replicas: int, rng: random.Random) -> None:
         self.loads = [Load() for _ in range(replicas)]
+        rates = [1 / variant.slow if replica % 2 else 1.0 for replica in range(replicas)]
+        self._speeds = [rate / mean(rates) for rate in rates] if variant.speeds and variant.slow != 1 else []
         self._variant, self._capacity_tokens, self._rng = variant, capacity_tokens, rng
         self._holders = Holders()
         self._claims: list[Counter[int]] = [Counter() for _ in self.loads]
@@ -261,8 +280,14 @@ class Router:
             best, deepest = depths[0]
             counted = self._hits[hashes[best - 1]]
             hits = max((counted[replica] for replica in counted if replica in deepest), default=0)
-        cost = costs(self._variant.weights, loads, self._capacity_tokens, prompt_tokens, hits)
-        allowed = [at for at, load in enumerate(loads) if load.active < limit] or range(len(loads))
+        speeds = [self._speeds[replica] for replica in seen] if self._speeds else []
+        cost = costs(self._variant.weights, loads, self._capacity_tokens, prompt_tokens, hits, speeds)
+        least_active = self._variant.weights.min_slack
+        allowed = [
+            at
+            for at, load in enumerate(loads)
+            if (load.active / speeds[at] if speeds and load.active >= least_active else load.active) < limit
+        ] or range(len(loads))
         least = min(cost[at] for at in allowed)
         equal = [at for at in allowed if cost[at] == least]
         at = min(equal, key=lambda at: (occupied_tokens(loads[at], self._capacity_tokens), self._rng.random()))
@@ -301,7 +326,13 @@ class Trial:
         self._reader = SimReplica(settings)
         """Reads prompts. All replicas read them alike."""
         self._router = Router(variant, mix.capacity_tokens, mix.replicas, random.Random(seed))
-        self._engines = [SimEngine(settings, _ignore, _ignore) for _ in range(mix.replicas)]
+        slow = replace(
+            settings,
+            prefill_tokens_per_s=PREFILL_TOKENS_PER_S / variant.slow,
+            decode_s_per_token=DECODE_S_PER_TOKEN * variant.slow,
+        )
+        kinds = [slow if replica % 2 else settings for replica in range(mix.replicas)]
+        self._engines = [SimEngine(each, _ignore, _ignore) for each in kinds]
         for replica, engine in enumerate(self._engines):
             engine.cache = WatchedCache(settings.num_gpu_blocks, replica, self._router)
         self._mix = mix
@@ -372,13 +403,16 @@ def run(mix: Mix, variant: Variant, seed: int) -> Outcome:
 
 
 def variant(text: str) -> Variant:
-    """Reads `charged=2,copy=8` or `candidates=on`. Raises ValueError for anything else."""
+    """Reads `charged=2,copy=8`, `candidates=on` or `slow=4,speeds=off`. Raises ValueError for anything else."""
     given = dict(pair.partition("=")[::2] for pair in text.split(","))
-    candidates = given.pop("candidates", "off")
-    if candidates not in ("on", "off"):
-        raise ValueError(f"{text!r}: candidates is on or off")
+    switches = {name: given.pop(name, default) for name, default in (("candidates", "off"), ("speeds", "on"))}
+    for name, value in switches.items():
+        if value not in ("on", "off"):
+            raise ValueError(f"{text!r}: {name} is on or off")
+    candidates, speeds = (value == "on" for value in switches.values())
     try:
-        return Variant(Weights(**{name: float(value) for name, value in given.items()}), candidates == "on")
+        slow = float(given.pop("slow", 1))
+        return Variant(Weights(**{name: float(value) for name, value in given.items()}), candidates, slow, speeds)
     except TypeError as error:
         raise ValueError(f"{text!r}: {error}") from error
 
@@ -434,7 +468,10 @@ def main() -> None:
     )
     known = ", ".join(Weights.__dataclass_fields__)
     parser.add_argument(
-        "variants", nargs="*", type=_variant, help=f"name=value, separated by commas; of: {known}; or candidates=on"
+        "variants",
+        nargs="*",
+        type=_variant,
+        help=f"name=value, separated by commas; of: {known}, slow; or candidates=on",
     )
     parser.add_argument("--mixes", type=names(MIXES), default=",".join(MIXES), help="default: %(default)s")
     parser.add_argument("--seeds", type=_seeds, default="1-10", help="first and last (default: %(default)s)")

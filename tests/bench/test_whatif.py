@@ -42,8 +42,15 @@ def test_where_computing_costs_nothing_less_is_found_in_the_caches() -> None:
     assert run(SMALL, Variant(), 1).figures["cached %"] > blind + 10
 
 
+def test_a_router_that_knows_speeds_gives_slow_replicas_less() -> None:
+    knows, counts_tokens = (run(SMALL, variant(f"slow=8,speeds={switch}"), 1) for switch in ("on", "off"))
+    assert knows.requests[1] < counts_tokens.requests[1]
+    assert knows.wall_s < counts_tokens.wall_s
+
+
 def test_a_variant_names_its_weights() -> None:
     assert variant("charged=2,copy=8") == Variant(Weights(charged=2, copy=8))
+    assert variant("slow=4,speeds=off") == Variant(slow=4, speeds=False)
     assert variant("copy=8,candidates=on") == Variant(Weights(copy=8), candidates=True)
     for bad, message in (("nonsense=1", "nonsense"), ("candidates=perhaps", "on or off"), ("copy=x", "x")):
         with pytest.raises(ValueError, match=message):

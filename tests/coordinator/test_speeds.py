@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
+from bench.routing.candidates import Load
+from bench.routing.whatif import Weights, costs
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, chain, hash_of, own, place, register, request
+
+CAPACITY_TOKENS = 10_000
 
 
 async def measured(pool: Pool, client: redis.Redis, **tokens_per_s: int) -> None:
@@ -46,7 +50,7 @@ async def test_a_heartbeat_tells_speeds_only_if_they_differ_by_much(
 async def test_the_time_of_a_prompt_is_divided_by_the_speed_and_who_is_not_measured_has_the_mean(
     pool: Pool, client: redis.Redis
 ) -> None:
-    names = await register(pool, 3)
+    names = await register(pool, 3, capacity_tokens=CAPACITY_TOKENS)
     for name in names:
         await client.hset(KEYS.active, name, 2)
         await client.hset(KEYS.backlog_tokens, name, 500)
@@ -55,8 +59,9 @@ async def test_the_time_of_a_prompt_is_divided_by_the_speed_and_who_is_not_measu
     await measured(pool, client, r0=3000, r1=1000)
     found = await explained(pool, chain(1, 2, 3))
     assert [found[name]["speed"] for name in names] == [1.5, 0.5, 1]
-    weight = 2 * 3 * SPAN_TOKENS  # what is charged beyond the time of tokens that every replica has to compute
-    expected = [(equal["r0"]["cost"] - weight) / speed + weight for speed in (1.5, 0.5, 1)]
+    load, speeds = Load(2, 500, 0, 0), (1.5, 0.5, 1)
+    expected = costs(Weights(), [load] * 3, CAPACITY_TOKENS, 3 * SPAN_TOKENS, 0, speeds)
+    assert expected[2] == equal["r0"]["cost"]
     assert [found[name]["cost"] for name in names] == pytest.approx(expected)
 
 
