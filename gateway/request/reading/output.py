@@ -29,10 +29,13 @@ def output_of(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[int, int
     if endpoint.stores_responses and runs_tools(document):
         return choices, None  # the limit is that of each turn between two calls of tools
     default = _COMPLETION_TOKENS if endpoint.prompt == "completion" else None
-    numbers = [_whole(document.get(name, default)) for name in endpoint.output_limits]
-    given = [number for number in numbers if number is not None]
-    limit = next(filter(None, given), 0)  # older versions take a zero for a field that is not set
-    if not given or limit < 0:
+    limit: int | None = None
+    for name in endpoint.output_limits:
+        number = _whole(document.get(name, default))
+        limit = limit if number is None else number
+        if limit:  # older versions take a zero for a field that is not set
+            break
+    if limit is None or limit < 0:
         return choices, None
     found = choices * max(1, limit)  # with 0, a completion only echoes its prompt; one token is generated all the same
     return choices, found if found <= _MAX_OUTPUT_TOKENS else None
@@ -56,7 +59,7 @@ def _choices(endpoint: Endpoint, document: Mapping[str, Any]) -> int:
     if endpoint.prompt not in ("chat", "completion"):
         conversations = document.get("messages")
         return len(conversations) if endpoint.prompt is None and isinstance(conversations, list) else 1
-    each = max(1, _whole(document.get("n")) or 1)
+    each = max(1, _whole(document.get("n", 1)) or 1)
     return each * max(1, prompts_of(document)) if endpoint.prompt == "completion" else each
 
 
@@ -69,7 +72,9 @@ def _length(prompts: Any) -> int:
 
 def _whole(value: Any) -> int | None:
     """The number that vLLM reads; None if there is none. (Imports of pydantic would slow the start of workers.)"""
-    if isinstance(value, int):
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, bool):
         return int(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
