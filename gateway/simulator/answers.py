@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
@@ -48,7 +48,12 @@ class GeneratedAnswer:
 
     @property
     def tokens(self) -> bytes:
-        return b"".join(token_of(piece) for piece in self.pieces)
+        return b"".join(token_of(piece) for piece in self.pieces if piece)
+
+    def aborted(self, num_tokens: int) -> GeneratedAnswer:
+        """The answer if the engine aborts it after this many tokens. A last piece without a text tells the reason."""
+        pieces, shown = [*self.pieces[:num_tokens], ""], [*self.texts[:num_tokens], ""]
+        return replace(self, pieces=pieces, shown=shown, finish_reason="abort", stop_reason=None)
 
     @property
     def engine_reason(self) -> str:

@@ -50,7 +50,7 @@ class Call:
     fault: Fault | None = None
 
     def generate(
-        self, prompts: Sequence[EnginePrompt], answers: Sequence[GeneratedAnswer], stream: bool = False
+        self, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer], stream: bool = False
     ) -> Generation:
         """The generation of this call, remembered in /sim/state but not started."""
         headers = self.request.headers

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.call import read_json
-from gateway.simulator.errors import RequestRefused
+from gateway.simulator.errors import RequestRefused, bad_request
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.prompt import BlockHasher, token_text
 from gateway.simulator.replica import SimReplica
@@ -100,6 +100,14 @@ async def pause(replica: SimReplica, request: web.Request) -> web.StreamResponse
 async def resume(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     replica.sleep.resume()
     return web.json_response({"status": "resumed"})
+
+
+async def abort_requests(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    """Aborts all requests, as vLLM does if the body names none."""
+    if (await read_json(request)).get("request_ids"):
+        raise bad_request("request_ids: only all requests can be aborted here", "request_ids")
+    aborted = sum(engine.abort_all() for engine in replica.engines)
+    return web.json_response({"status": "aborted", "aborted": aborted})
 
 
 async def is_sleeping(replica: SimReplica, _: web.Request) -> web.StreamResponse:

@@ -96,6 +96,14 @@ class SimEngine:
         self.stats.requests["abort"] += 1
         self._work.set()
 
+    def abort_all(self) -> int:
+        """End all requests as they are; returns their number. Their clients get what was generated, and the reason."""
+        sequences = [*self.running, *self.waiting]
+        for sequence in sequences:
+            self.abort(sequence)
+            sequence.notify(sequence)
+        return len(sequences)
+
     def clear_cache(self) -> bool:
         """Reset the GPU's prefix cache. Returns False, and does nothing, while any block is in use."""
         cleared = self.cache.clear()

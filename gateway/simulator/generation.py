@@ -38,13 +38,15 @@ class Generation:
         self,
         engine: SimEngine,
         prompts: Sequence[EnginePrompt],
-        answers: Sequence[GeneratedAnswer],
+        answers: list[GeneratedAnswer],
         each_token: bool = False,
         tag: EventTag = _UNTAGGED,
     ) -> None:
-        """`answers` holds the same number of answers for each prompt, in the prompts' order."""
+        """`answers` holds the same number of answers for each prompt, in the prompts' order. If the engine aborts one,
+        the list gets what there is of it."""
         self.sequences: list[TokenSequence] = []
         self._engine = engine
+        self._answers = answers
         self._each_token = each_token
         self._ready = False
         self._waiter: asyncio.Future[None] | None = None
@@ -91,8 +93,12 @@ class Generation:
             self.close()
 
     def _notify(self, sequence: TokenSequence) -> None:
-        """`sequence` has a new token, or has finished."""
-        if sequence.state is SequenceState.FINISHED:
+        """`sequence` has a new token, has finished, or was aborted by the engine."""
+        if sequence.state is SequenceState.ABORTED:
+            at = self.sequences.index(sequence)
+            self._answers[at] = sequence.answer.aborted(sequence.produced)
+            sequence.produced += 1
+        if sequence.state in (SequenceState.FINISHED, SequenceState.ABORTED):
             self._unfinished -= 1
         if self._each_token or self._unfinished == 0:
             self._wake()
@@ -114,6 +120,6 @@ class Generation:
         firsts = self.sequences[:: self._n]
         return SimUsage(
             sum(sequence.prompt.num_tokens for sequence in firsts),
-            sum(sequence.produced for sequence in self.sequences),
+            sum(each.produced - (each.state is SequenceState.ABORTED) for each in self.sequences),
             sum(sequence.cached_tokens or 0 for sequence in firsts),
         )

@@ -26,13 +26,14 @@ async def messages(call: Call) -> web.StreamResponse:
     check_tools(chat)
     prompt = chat_prompt(call.replica, chat, lora)
     limit = call.replica.token_limit(prompt, call.body["max_tokens"], "max_completion_tokens")
-    (answer,) = plan(chat, [prompt], [limit])
+    answers = plan(chat, [prompt], [limit])
     stream = fields.flag(call.body, "stream")
-    generation = call.generate([prompt], [answer], stream)
+    generation = call.generate([prompt], answers, stream)
     message = _message_object(call, model)
     if stream:
-        return await call.stream(generation, _MessageEvents(message, answer, prompt.num_tokens))
+        return await call.stream(generation, _MessageEvents(message, answers, prompt.num_tokens))
     await call.complete(generation)
+    (answer,) = answers
     message["content"] = [_content_block(answer)]
     message |= _stop(answer)
     message["usage"] = _usage(generation)
@@ -146,7 +147,9 @@ def _content_block(answer: GeneratedAnswer) -> dict[str, Any]:
 
 
 def _stop(answer: GeneratedAnswer) -> dict[str, str | None]:
-    """Why an answer ends, and at which stop sequence."""
+    """Why an answer ends, and at which stop sequence. As in vLLM, other reasons are none."""
+    if answer.finish_reason == "abort":
+        return {"stop_reason": None, "stop_sequence": None}
     if answer.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(answer.stop_reason, str):
@@ -161,10 +164,14 @@ def _usage(generation: Generation) -> dict[str, int]:
 
 
 class _MessageEvents:
-    def __init__(self, message: dict[str, Any], answer: GeneratedAnswer, input_tokens: int) -> None:
+    def __init__(self, message: dict[str, Any], answers: list[GeneratedAnswer], input_tokens: int) -> None:
         self._message = {**message, "usage": {"input_tokens": input_tokens, "output_tokens": 0}}
-        self._answer = answer
+        self._answers = answers
         self._opened = False
+
+    @property
+    def _answer(self) -> GeneratedAnswer:
+        return self._answers[0]
 
     def head(self) -> bytes:
         return b""

@@ -12,7 +12,7 @@ from aiohttp import web
 from blake3 import blake3
 
 from gateway.simulator import fields
-from gateway.simulator.answers import nothing
+from gateway.simulator.answers import GeneratedAnswer, nothing
 from gateway.simulator.call import Call
 from gateway.simulator.errors import bad_request
 from gateway.simulator.generation import SimUsage
@@ -32,11 +32,13 @@ async def embeddings(call: Call) -> web.StreamResponse:
     dimensions = fields.integer(call.body, "dimensions", minimum=1) or _DIMENSIONS
     if dimensions > _MAX_DIMENSIONS:
         raise bad_request(f"dimensions must be at most {_MAX_DIMENSIONS}, got {dimensions}", "dimensions")
-    usage = await _compute(call, prompts)
+    answers = [nothing()] * len(prompts)
+    usage = await _compute(call, prompts, answers)
     encode = _as_base64 if call.body.get("encoding_format") == "base64" else array.tolist
+    sizes = [0 if answer.finish_reason == "abort" else dimensions for answer in answers]  # an aborted one is empty
     data = [
-        {"index": index, "object": "embedding", "embedding": encode(_vector(prompt.seed, dimensions))}
-        for index, prompt in enumerate(prompts)
+        {"index": index, "object": "embedding", "embedding": encode(_vector(prompt.seed, size))}
+        for index, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
     ]
     return await call.respond(_list_of(f"embd-{call.request_id}", model, data, usage))
 
@@ -90,10 +92,12 @@ async def tokenize(call: Call) -> web.StreamResponse:
     return await call.respond({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
 
 
-async def _compute(call: Call, prompts: Sequence[EnginePrompt]) -> SimUsage:
+async def _compute(
+    call: Call, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer] | None = None
+) -> SimUsage:
     if not prompts:
         raise bad_request("At least one input is required")
-    generation = call.generate(prompts, [nothing()] * len(prompts))
+    generation = call.generate(prompts, answers or [nothing()] * len(prompts))
     await call.complete(generation)
     return generation.usage()
 

@@ -125,7 +125,7 @@ class SimReplica:
     def generation(
         self,
         prompts: Sequence[EnginePrompt],
-        answers: Sequence[GeneratedAnswer],
+        answers: list[GeneratedAnswer],
         headers: Mapping[str, str],
         each_token: bool,
         tag: EventTag,

@@ -44,18 +44,24 @@ def _text_part(answer: GeneratedAnswer, logprobs: Logprobs | None) -> dict[str, 
 class ResponseEvents:
     """The format of a stream. `response` is the object in progress; the tail completes it."""
 
-    def __init__(self, response: dict[str, Any], answer: GeneratedAnswer, logprobs: Logprobs | None) -> None:
+    def __init__(self, response: dict[str, Any], answers: list[GeneratedAnswer], logprobs: Logprobs | None) -> None:
         self.response = response
-        self.answer = answer
+        self.answers = answers
         self.logprobs = logprobs
-        self._item = output_item(response["id"], answer, "in_progress")
+        self._item = output_item(response["id"], answers[0], "in_progress")
         self._sequence_number = 0
+
+    @property
+    def answer(self) -> GeneratedAnswer:
+        return self.answers[0]
 
     def head(self) -> bytes:
         snapshot = {"response": self.response}
         return self._event("response.created", snapshot) + self._event("response.in_progress", snapshot)
 
     def piece(self, choice: int, at: int) -> bytes:
+        if not self.answer.pieces[at]:  # it was aborted
+            return b""
         opening = b"" if self._sequence_number > 2 else self._open_item()
         text = self.answer.texts[at]
         if self.answer.tool is not None:
@@ -67,7 +73,8 @@ class ResponseEvents:
         return opening + self._item_event("response.output_text.delta", delta)
 
     def tail(self, generation: Generation) -> bytes:
-        return self._close_item() + self._event("response.completed", {"response": self.response})
+        closing = self._close_item() if self._sequence_number > 2 else b""
+        return closing + self._event("response.completed", {"response": self.response})
 
     def _open_item(self) -> bytes:
         added = self._event("response.output_item.added", {"output_index": 0, "item": self._item})

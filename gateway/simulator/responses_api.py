@@ -46,14 +46,14 @@ async def create_response(call: Call) -> web.StreamResponse:
         cache_salt=body.get("cache_salt"),
     )
     limit = call.replica.token_limit(prompt, body.get("max_output_tokens"), "max_output_tokens")
-    (answer,) = plan(chat, [prompt], [limit])
+    answers = plan(chat, [prompt], [limit])
     stream, background = fields.flag(body, "stream"), fields.flag(body, "background")
-    generation = call.generate([prompt], [answer], stream)
+    generation = call.generate([prompt], answers, stream)
 
     response = _response_object(call, model, "queued" if background else "in_progress")
-    finishing = _Finishing(call.replica, response, answer, logprobs)
+    finishing = _Finishing(call.replica, response, answers, logprobs)
     if fields.flag(body, "store", default=True):
-        call.replica.remember_response(StoredResponse(response, [*conversation, _as_message(answer)], generation))
+        call.replica.remember_response(StoredResponse(response, [*conversation, _as_message(answers[0])], generation))
     elif background:
         raise bad_request("background can only be used when `store` is true", "background")
     if background:
@@ -197,13 +197,15 @@ class _Finishing:
 
     replica: SimReplica
     response: dict[str, Any]
-    answer: GeneratedAnswer
+    answers: list[GeneratedAnswer]
     logprobs: Logprobs | None
 
     def finish(self, usage: SimUsage) -> None:
         details = usage.cached_tokens if self.replica.settings.prompt_tokens_details else 0
         response = self.response
-        response["output"] = [output_item(response["id"], self.answer, "completed", self.logprobs)]
+        (answer,) = self.answers
+        item = output_item(response["id"], answer, "completed", self.logprobs)
+        response["output"] = [item] if usage.completion_tokens else []
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": details},
@@ -211,8 +213,8 @@ class _Finishing:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.total_tokens,
         }
-        response["status"] = "completed"
-        if self.answer.finish_reason == "length":
+        response["status"] = "completed"  # as in vLLM, also if it was aborted
+        if answer.finish_reason == "length":
             response["status"] = "incomplete"
             response["incomplete_details"] = {"reason": "max_output_tokens"}
 
@@ -229,7 +231,7 @@ class _FinishingEvents(ResponseEvents):
     """The event stream of a response. Its last event has the finished object."""
 
     def __init__(self, finishing: _Finishing) -> None:
-        super().__init__(finishing.response, finishing.answer, finishing.logprobs)
+        super().__init__(finishing.response, finishing.answers, finishing.logprobs)
         self._finishing = finishing
 
     def tail(self, generation: Generation) -> bytes:

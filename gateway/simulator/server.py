@@ -59,6 +59,7 @@ _CONTROL = (
     ("POST", "/pause", control_api.pause),
     ("POST", "/resume", control_api.resume),
     ("GET", "/is_paused", control_api.is_paused),
+    ("POST", "/abort_requests", control_api.abort_requests),
     ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/fail", control_api.fail),
     ("GET", "/sim/state", control_api.state),

@@ -70,7 +70,9 @@ class Sleep:
     async def _pause(self, mode: str, clear_cache: bool) -> None:
         for engine in self._engines:
             engine.set_pause(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
-            if mode == "wait":
+            if mode == "abort":
+                engine.abort_all()
+            elif mode == "wait":
                 await engine.idle()
             if clear_cache:
                 engine.reset_caches()
