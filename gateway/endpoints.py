@@ -19,13 +19,19 @@ Api = Literal["openai", "openai-responses", "anthropic"]
 _DONE = (b"data: [DONE]", b"data:[DONE]")
 _OF_CHAT = ("max_completion_tokens", "max_tokens")
 _OF_AUDIO = ("max_completion_tokens",)
-_MESSAGE_STOP = (b"event: message_stop", b"event: error")
+_MESSAGE_STOP = (b"event: message_stop",)
 _RESPONSE_ENDS = (
     b"event: response.completed",
     b"event: response.failed",
     b"event: response.incomplete",
     b"event: response.cancelled",
 )
+_ENDING_WORDS: Final[dict[Api, tuple[bytes, ...]]] = {
+    "openai": (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "', b'"error"'),
+    "openai-responses": (b"event: response.c", b"event: response.failed", b"event: response.incomplete", b'"error"'),
+    "anthropic": (b"message_", b'"error"'),
+}
+"""A word costs a search in each piece of a stream, so some words are for more than one event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,16 @@ class Endpoint:
     output_limits: tuple[str, ...] | None = None
     """The fields of a body that limit the tokens of one choice, as vLLM reads them: the first one that is set counts.
     Empty: the engine generates nothing. None: it is not known whether it does."""
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether an engine generates the answer, and says in it whether it has finished."""
+        return self.is_pure and self.computes_prompt
+
+    @property
+    def ending_words(self) -> tuple[bytes, ...]:
+        """Rare words. Each event that ends a stream, or says that its engine did not finish, has one of them."""
+        return _ENDING_WORDS[self.api] if self.is_generated else ()
 
     @property
     def label(self) -> str:

@@ -15,10 +15,12 @@ from gateway.deadlines import Deadlines, Limit
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.charges import Charges
+from gateway.relay.endings import ABORT, ABORTED, Unfinished, only_opens, says_no_end, unfinished
+from gateway.relay.error_shapes import error_body
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.own_refusals import REFUSALS, own_refusal
-from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken
+from gateway.relay.relay import MAX_GATHERED_BYTES, MAX_READ_BYTES, Relay, StreamBroken, json_object
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.retries import (
     RETRIED_STATUSES,
@@ -31,7 +33,7 @@ from gateway.relay.retries import (
     prompt_stalls_replicas,
 )
 from gateway.relay.retry_budget import RetryBudget
-from gateway.relay.sse import event_data
+from gateway.relay.sse import event_data, split_events
 from gateway.relay.token_ids import ASK, asked_token_ids
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
@@ -165,7 +167,7 @@ class Attempts:
         ):
             return False
         reason = failures[-1].reason
-        if reason in ("refused", "unreachable") or is_refusal(failures[-1]):
+        if reason in ("refused", "unreachable", ABORTED) or is_refusal(failures[-1]):
             return True  # placements soon avoid such a replica, so these retries end by themselves
         if not self._fleet.is_ready(tickets[-1].replica):
             return True
@@ -234,8 +236,9 @@ class Attempts:
                 streamed = answer.status == 200 and answer.is_event_stream
                 if not streamed:
                     ticket.answered_s = time.monotonic()
-                is_whole = await answer.gathered(0 if streamed else MAX_GATHERED_BYTES, held.has_room)
-            if streamed and (failure := _broken_start(answer.look())) is not None:
+                is_whole = await (_begun if streamed else _gathered)(answer, held)
+            document, found = _begins(job, answer) if streamed else _says(job, answer, is_whole)
+            if (failure := _failure(found, job, reply, answer)) is not None:
                 self._refuse_replay(job, ticket, answer, failure.reason)
                 return self._doubted(ticket, failure)
             if answer.status >= 400 and self._is_refused_here(job, tickets, failures, answer, is_whole):
@@ -247,7 +250,7 @@ class Attempts:
             if failures:
                 self._learn_from(job, tickets, failures, answer)
             if is_whole and not streamed:
-                await self._relay.whole(job, ticket, reply, answer)
+                await self._relay.whole(job, ticket, reply, answer, document)
             else:
                 await self._relayed(job, ticket, reply, answer, held, streamed)
             return None
@@ -386,17 +389,64 @@ def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:
     return with_fields(job.body, asked) if asked else (job.body,)
 
 
-def _broken_start(first: bytes) -> Failure | None:
-    """The failure in a stream's first bytes, if there is one. vLLM reports an engine that died as an event, under
-    status 200. Nothing was sent to the client yet, so it can still get an answer with the status that the event
-    names."""
-    if not first:
-        return Failure("empty")
-    if b'"error"' not in first:
+async def _gathered(answer: Answer, held: HeldBytes) -> bool:
+    """Gathers an answer that is not streamed. False if it is too large, or if there is no room for it."""
+    return await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
+
+
+async def _begun(answer: Answer, held: HeldBytes) -> bool:
+    """Waits for the first events of a stream that do more than announce it. vLLM announces a chat or a message together
+    with its first token, or with the news that it was aborted before. True if the stream is complete."""
+    size_bytes = 0
+    while not await answer.gathered(size_bytes, held.has_room):
+        first = answer.look()
+        if not size_bytes < len(first) <= WINDOW_BYTES or not only_opens(map(event_data, split_events(first))):
+            return False
+        size_bytes = len(first)
+    return True
+
+
+_Said = tuple[dict[str, Any] | None, Unfinished | None]
+"""An answer's content, if it was read, and why its engine did not finish it."""
+
+
+def _says(job: Job, answer: Answer, is_whole: bool) -> _Said:
+    """What a gathered answer says. A larger one is not parsed."""
+    if not is_whole or answer.status >= 400 or not job.endpoint.is_generated:
+        return None, None
+    body = answer.look()
+    if len(body) > MAX_READ_BYTES:
+        return None, ABORT if says_no_end(body) else None
+    document = json_object(body)
+    return document, unfinished(document)
+
+
+def _begins(job: Job, answer: Answer) -> _Said:
+    """What a stream's first events say. Most have nothing to say and are not parsed."""
+    first = answer.look()
+    if any(word in first for word in job.endpoint.ending_words):
+        for event in split_events(first[:WINDOW_BYTES]):
+            document = event_data(event)
+            if document is not None and (found := unfinished(document, job.has_effects)) is not None:
+                return None, found
+    return None, None
+
+
+def _failure(found: Unfinished | None, job: Job, reply: Reply, answer: Answer) -> Failure | None:
+    """The failure if an answer of status 200 is empty, or its engine says that it did not finish. Nothing was sent to
+    the client yet, so it can still get another replica's answer, or the status that the engine's error names."""
+    if found is None:
+        return Failure("empty") if answer.is_event_stream and answer.status == 200 and not answer.look() else None
+    if found.is_requests_fault:
         return None
-    document = event_data(first[:WINDOW_BYTES])
-    error = document.get("error") if document is not None else None
-    code = error.get("code") if isinstance(error, dict) else None
-    if not isinstance(code, int) or code < 500:
-        return None
-    return Failure("error_event", code if code < 600 else 500, _JSON, orjson.dumps({"error": error}))
+    if found.error is None:
+        if job.has_effects:  # it may have had them, so nobody asks for it again
+            return None
+        message = "The engine aborted this answer before it was complete, and no other replica could give it."
+        error = ApiError(found.status, "answer_aborted", message)
+        body = error_body(error, job.endpoint.api, reply.request_id)
+    elif job.endpoint.api == "anthropic":
+        body = orjson.dumps({"type": "error", "error": found.error})
+    else:
+        body = orjson.dumps({"error": found.error})
+    return Failure(found.reason, found.status, _JSON, body)

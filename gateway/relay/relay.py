@@ -16,6 +16,7 @@ from coordinator.pool.engine_feedback import tell_measured
 from coordinator.scripts import NOTHING
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.charges import Charges
+from gateway.relay.endings import ABORTED, says_no_end
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay, split_events
@@ -33,16 +34,18 @@ _PREFACE = tuple(
 
 MAX_GATHERED_BYTES = 2**20
 """An answer that is not streamed is gathered up to this size. Until then, another replica can be asked instead."""
-_MAX_READ_BYTES = 2**16
+MAX_READ_BYTES = 2**16
 """A larger answer is not parsed to learn from it. Only its usage is looked for."""
 _CHOICE_END = b'"finish_reason":"'
 _WRITE_AHEAD_BYTES = 2**16
 _UNCOUNTED_BYTES = 2**16
+_SEAM_BYTES = 64
+"""A finish reason may begin this many bytes before a new piece."""
 
 
 class StreamBroken(Exception):
-    """An answer broke off. `by_replica`: its connection failed; otherwise it ended too early, or an event was too large
-    to hold."""
+    """An answer broke off. `by_replica`: its connection failed; otherwise it ended too early, its engine did not finish
+    it, or an event was too large to hold."""
 
     def __init__(self, reason: str, *, by_replica: bool) -> None:
         super().__init__(reason)
@@ -62,14 +65,17 @@ class Relay:
         self._responses = responses
         self._audit = audit
 
-    async def whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer) -> None:
-        """Passes on an answer that was gathered. Its bytes count as held until the client has taken them."""
+    async def whole(
+        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, document: dict[str, Any] | None
+    ) -> None:
+        """Passes on an answer that was gathered. Its bytes count as held until the client has taken them. `document` is
+        its content, if somebody has read it."""
         body = answer.take()
         self._pieces[ticket.replica] += 1
         if ticket.is_computed:
             token_ids = asked_token_ids(job, ticket)
             body = token_ids.take_from_body(body) if token_ids is not None else body
-            document = self._read(job, ticket, body)
+            document = self._read(job, ticket, body) if document is None else document
             self._learn(job, ticket, reply, document, token_ids.of_prompt if token_ids else ())
         if answer.status >= 400:
             ticket.used = NOTHING
@@ -82,11 +88,13 @@ class Relay:
 
     async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Passes on an answer as it comes. Raises StreamBroken if it breaks off."""
-        end = b""
+        end, is_aborted = b"", False
+        is_generated = job.endpoint.is_generated and answer.status < 400
 
         def pass_on(piece: bytes) -> bool:
-            nonlocal end
+            nonlocal end, is_aborted
             self._pieces[ticket.replica] += 1
+            is_aborted = is_aborted or (is_generated and says_no_end(end[-_SEAM_BYTES:] + piece))
             end = (end + piece)[-WINDOW_BYTES:] if len(piece) < WINDOW_BYTES else piece[-WINDOW_BYTES:]
             return reply.more(piece)
 
@@ -105,6 +113,8 @@ class Relay:
             last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
+        if is_aborted or (is_generated and says_no_end(end[-_SEAM_BYTES:] + last)):
+            raise StreamBroken(ABORTED, by_replica=False)
         if ticket.is_computed:
             self._learn(job, ticket, reply, {"usage": last_usage(end + last)})
         ticket.done()
@@ -115,7 +125,10 @@ class Relay:
         watch = self._begun(job, ticket, reply)
         token_ids = asked_token_ids(job, ticket)
         edit = token_ids.take_from_events if token_ids is not None else None
-        events = EventRelay(job.strip_usage, job.endpoint.end_marks, edit, job.endpoint.token_mark, job.choices)
+        of = job.endpoint
+        events = EventRelay(
+            job.strip_usage, of.end_marks, edit, of.token_mark, job.choices, of.ending_words, job.has_effects
+        )
         ticket.seen_tokens = partial(_seen_tokens, job, events)
         reason, pieces = "", self._pieces
 
@@ -129,10 +142,10 @@ class Relay:
 
         def pass_on(piece: bytes) -> bool:
             nonlocal reason
-            if ready := complete(piece):
-                return reply.more(ready)
-            reason = _why_not_held(events.held_bytes, held)
-            return not reason
+            ready = complete(piece)
+            reason = events.unfinished or ("" if ready else _why_not_held(events.held_bytes, held))
+            has_room = not ready or reply.more(ready)
+            return has_room and not reason
 
         async def drained() -> None:
             if reason:
@@ -146,10 +159,10 @@ class Relay:
             raise StreamBroken(error.reason, by_replica=True) from error
         ready = complete(last) if last else b""
         rest = events.finish()
-        if reason or not events.saw_end:
+        if reason := reason or events.why_incomplete:
             if ready:
                 reply.more(ready)
-            raise StreamBroken(reason or "ended early", by_replica=False)
+            raise StreamBroken(reason, by_replica=False)
         self._learn(job, ticket, reply, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
         ticket.done()
         await _ended(reply, ready + rest, drained)
@@ -191,8 +204,8 @@ class Relay:
 
     def _read(self, job: Job, ticket: Ticket, body: bytes) -> dict[str, Any]:
         """The document of an answer. Of a large one only its usage, without parsing it."""
-        if len(body) <= _MAX_READ_BYTES:
-            return _json_object(body)
+        if len(body) <= MAX_READ_BYTES:
+            return json_object(body)
         self._responses.notice(job, ticket, body)
         return {"usage": last_usage(body)}
 
@@ -256,7 +269,8 @@ def _is_preface(events: bytes) -> bool:
     return all(event.startswith(_PREFACE) for event in split_events(events))
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that an answer is. An empty one if it is something else."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

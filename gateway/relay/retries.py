@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.errors import ApiError
+from gateway.relay.endings import ABORTED
 from gateway.relay.own_refusals import REFUSALS
 
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -47,8 +48,8 @@ class Failure:
 
     @property
     def is_pause(self) -> bool:
-        """Whether the engine answered that it is paused. Then it is well."""
-        return self.status == _UNAVAILABLE and _PAUSED in (self.body or b"")
+        """Whether the engine answered that it is paused, or that it was told to abort. Then it is well."""
+        return self.reason == ABORTED or (self.status == _UNAVAILABLE and _PAUSED in (self.body or b""))
 
 
 def is_refusal(failure: Failure) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from gateway.relay.endings import unfinished
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -26,6 +27,9 @@ _LARGE_BYTES = 2**18
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s{0,9}:\s{0,9}(\d{1,15})')
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_GOES_ON = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}null')
+_LESSONS = 8
+"""So many pieces of other forms may teach the usual form of events. (The first event of a chat has another one.)"""
 _LONGEST_SEAM = 3
 """The blank line that ends an event may begin this many bytes before a new piece."""
 
@@ -35,7 +39,8 @@ class EventRelay:
 
     `end_marks` are beginnings of lines. A JSON string holds no line break, so no content can look like one.
     `edit`, if given, turns events into those for the client. `token_mark` is a key that each part of a choice has once;
-    strings cannot imitate it, because quotation marks inside have a backslash.
+    strings cannot imitate it, because quotation marks inside have a backslash. Only an event with one of the
+    `ending_words` may be an end; by default, these are the `end_marks`. `may_be_cancelled`: see `endings.unfinished`.
     """
 
     def __init__(
@@ -45,6 +50,8 @@ class EventRelay:
         edit: Callable[[bytes], bytes] | None = None,
         token_mark: bytes = b'"delta":',
         choices: int = 1,
+        ending_words: tuple[bytes, ...] = (),
+        may_be_cancelled: bool = False,
     ) -> None:
         self.parts = 0
         """The parts of choices that were passed on."""
@@ -54,17 +61,29 @@ class EventRelay:
         """From the last event that had one."""
         self.saw_end = not end_marks
         """Whether the stream said that it is complete. Always true if there are no end marks."""
-        self._end_marks, self._end_of_marks = end_marks, _common_end(end_marks)
+        self.unfinished = ""
+        """Why the engine did not finish the answer, if an event said so."""
+        self._end_marks = end_marks
+        self._ending_words = ending_words or end_marks
+        self._may_be_cancelled = may_be_cancelled
         self._strip_usage = strip_usage
         self._edit = edit
         self._token_mark = token_mark
         self._has_many_choices = choices > 1
+        self._lessons = _LESSONS if ending_words and not self._has_many_choices and edit is None else 0
+        self._usual_start, self._usual_end = b"", b"none yet"
+        """The bytes around what differs between the events of one choice: all but its delta, before its end."""
         self._tail = bytearray()
 
     @property
     def held_bytes(self) -> int:
         """Bytes of an event that is not complete. The caller ends the stream if they exceed MAX_EVENT_BYTES."""
         return len(self._tail)
+
+    @property
+    def why_incomplete(self) -> str:
+        """Why the stream is not complete, if it ends here; empty if it is."""
+        return self.unfinished or ("" if self.saw_end else "ended early")
 
     def feed(self, piece: bytes) -> bytes:
         """The complete events so far, to send on now (may be empty)."""
@@ -102,6 +121,10 @@ class EventRelay:
         return self._passed(rest) if rest else b""
 
     def _passed(self, ready: bytes) -> bytes:
+        usual = ready.endswith(self._usual_end) and ready.startswith(self._usual_start)
+        if usual and ready.find(b"\n") == len(ready) - 2:  # one event, and nothing in it says more than a delta
+            self.parts += 1
+            return ready
         if len(ready) > _LARGE_BYTES:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
         self.parts += ready.count(self._token_mark)
@@ -109,10 +132,35 @@ class EventRelay:
             ready = self._edit(ready)
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
-        if not self.saw_end and self._end_of_marks in ready:
-            for mark in self._end_marks:
-                if mark in ready and _begins_a_line(mark, ready):
-                    self.saw_end = True
+        for word in self._ending_words:
+            if word in ready:
+                return self._checked(ready)
+        if self._lessons:
+            self._learn(ready)
+        return ready
+
+    def _learn(self, ready: bytes) -> None:
+        """Learns the usual form from events without an end, an error and usage. Strings cannot imitate the keys."""
+        self._lessons -= 1
+        event = ready[ready.rfind(b"\n", 0, -2) + 1 :]
+        delta, reason = event.find(self._token_mark), event.rfind(b'"finish_reason"')
+        is_form = event.startswith(b"data:") and 0 <= delta < reason and _GOES_ON.match(event, reason) is not None
+        if is_form and _HAS_USAGE.search(event) is None:
+            self._usual_start, self._usual_end = event[: delta + len(self._token_mark)], event[reason:]
+
+    def _checked(self, ready: bytes) -> bytes:
+        """Looks for the end. If an event says that the engine did not finish, the client gets the events before it. An
+        error that is the request's fault is passed on, as an end."""
+        passed = 0
+        for event in split_events(ready):
+            document = event_data(event) if any(word in event for word in self._ending_words) else None
+            found = unfinished(document, self._may_be_cancelled) if document is not None else None
+            if found is not None and not found.is_requests_fault:
+                self.unfinished = str(found)
+                return ready[:passed]
+            if found is not None or any(_begins_a_line(mark, event) for mark in self._end_marks):
+                self.saw_end = True
+            passed += len(event)
         return ready
 
     def _passed_alone(self, event: bytes) -> bytes:
@@ -188,14 +236,6 @@ def split_events(data: bytes) -> list[bytes]:
 
 
 @cache
-def _common_end(marks: tuple[bytes, ...]) -> bytes:
-    """The bytes with which all of the marks end: one search for these costs less than one for each mark."""
-    end = min(marks, key=len, default=b"")
-    while not all(mark.endswith(end) for mark in marks):
-        end = end[1:]
-    return end
-
-
 def _begins_a_line(mark: bytes, data: bytes) -> bool:
     return data.startswith(mark) or b"\n" + mark in data
 

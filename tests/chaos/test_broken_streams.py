@@ -161,12 +161,32 @@ async def test_the_openai_sdk_raises_on_a_response_that_breaks(stage: Stage, fau
             await read(stream)
 
 
-async def test_an_error_that_the_replica_reports_itself_reaches_the_client_as_it_was(stage: Stage) -> None:
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages"])
+async def test_a_stream_that_its_engine_aborts_ends_with_an_error_event(stage: Stage, path: str) -> None:
+    """vLLM ends the stream as if it were complete. (Of a response it says nothing at all.)"""
+    url = stage.urls[0] + path
+    async with stage.http.stream("POST", url, json=streamed(stage, path, max_tokens=4000)) as answer:
+        pieces = answer.aiter_text()
+        text = await anext(pieces)
+        await asyncio.gather(*(abort_requests(stage, replica.url) for replica in stage.cluster.replicas))
+        text += "".join([piece async for piece in pieces])
+    assert last_event(text)["error"]["code"] == "stream_broken"
+    assert (text.count("stream_broken"), "[DONE]" in text, "message_stop" in text) == (1, False, False)
+    await eventually(stage.all_load_is_given_back)
+    assert await stage.ledger.breakers() == {}
+
+
+async def abort_requests(stage: Stage, url: str) -> None:
+    (await stage.http.post(f"{url}/abort_requests", json={})).raise_for_status()
+
+
+async def test_an_error_of_the_engine_reaches_the_client_once_with_its_message(stage: Stage) -> None:
     text, owner = await stage.warm_prompt()
     await stage.fail(owner, "error", after_tokens=3)
     answer = await ask(stage.http, stage.urls[0], text, max_tokens=8, stream=True)
-    assert "Simulated failure with status 500" in answer.text
-    assert answer.text.count('"error"') == 1
+    error = last_event(answer.text)["error"]
+    assert (error["code"], "Simulated failure with status 500" in error["message"]) == ("stream_broken", True)
+    assert (answer.text.count('"error"'), "[DONE]" in answer.text) == (1, False)
 
 
 async def test_killing_a_replica_breaks_its_streams_and_no_other(stage: Stage) -> None:

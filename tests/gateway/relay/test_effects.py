@@ -4,52 +4,19 @@ replica, unless it would give the same answer."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 
 from gateway.endpoints import endpoint_of
 from gateway.request.paths import may_have_effects
-from tests.gateway.scripted import ASKED, CHAT, ScriptedReplica, gateway_before, whole
+from tests.gateway.relay.conftest import Pair
+from tests.gateway.scripted import ASKED, CHAT, whole
 
 RESPONSES = "/v1/responses"
 FUNCTION = {"type": "function", "name": "f", "parameters": {}}
 # Too many items to read in this process: a worker process reads them.
 LARGE = [{"role": "user", "content": "Hello"}] * 4000
-
-
-@dataclass
-class Pair:
-    """A gateway in front of two replicas that behave the same."""
-
-    http: httpx.AsyncClient
-    replicas: tuple[ScriptedReplica, ScriptedReplica]
-
-    def say(self, *pieces: bytes | asyncio.Event) -> None:
-        for replica in self.replicas:
-            replica.says(*pieces)
-
-    @property
-    def asked(self) -> int:
-        return sum(replica.asked for replica in self.replicas)
-
-
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    replicas = ScriptedReplica(), ScriptedReplica()
-    async with AsyncExitStack() as stack:
-        for replica in replicas:
-            await stack.enter_async_context(replica.running())
-        listed = [{"id": f"r{index}", "url": replica.url} for index, replica in enumerate(replicas)]
-        limits = {"connect_s": 1, "first_byte_s": 1}
-        before = gateway_before(replicas[0], replicas=listed, timeouts=limits)
-        gateway, url = await stack.enter_async_context(before)
-        assert sorted(gateway.fleet.served["m"][0].replicas) == ["r0", "r1"]
-        yield Pair(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)), replicas)
 
 
 def response(**fields: Any) -> tuple[str, dict[str, Any]]:

@@ -107,7 +107,7 @@ async def test_of_a_streams_first_bytes_little_is_parsed(relayed: Relayed, monke
         return orjson.loads(data)
 
     monkeypatch.setattr(sse, "orjson", SimpleNamespace(**{**vars(orjson), "loads": noted}))
-    event = b'data: {"error":[' + b"{}," * 2**15 + b"{}]}\n\n"
+    event = b'data: {"error":[' + b"{}," * 2**17 + b"{}]}\n\n"
     relayed.replica.says(head(*STREAM_HEADERS) + chunk(event + EVENTS) + chunk(b""))
     assert (await relayed.stream()).content == event + EVENTS
     assert max(parsed, default=0) <= 2**14

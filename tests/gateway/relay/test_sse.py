@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
+from gateway.endpoints import endpoint_of
 from gateway.relay import sse
 from gateway.relay.sse import EventRelay, event_data, next_sequence_number
 
@@ -41,6 +42,56 @@ def test_byte_by_byte_nothing_is_lost(line_end: bytes) -> None:
     relayed, relay = relay_in_pieces([bytes([byte]) for byte in stream], strip_usage=False)
     assert relayed == stream
     assert relay.saw_end
+
+
+ABORT = b'data: {"choices":[{"delta":{},"finish_reason": "abort"}]}\n\n'
+FINISHED = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+IMITATIONS = chunk('{"finish_reason":"abort"}') + b'data: {"choices":[{"logprobs":{"token":"error"}}]}\n\n' + FINISHED
+
+
+@pytest.mark.parametrize("at", range(1, len(IMITATIONS + ABORT + DONE), 7))
+def test_wherever_the_bytes_are_split_an_aborted_choice_is_found_and_an_imitation_is_not(at: int) -> None:
+    stream = IMITATIONS + ABORT + DONE
+    relay = EventRelay(False, END, ending_words=endpoint_of("/v1/chat/completions").ending_words)
+    passed = relay.feed(stream[:at])
+    if not relay.unfinished:
+        passed += relay.feed(stream[at:])
+    assert (passed, relay.unfinished) == (IMITATIONS, "aborted: the engine aborted it")
+
+
+def usual(content: str, reason: str = "null", more: bytes = b"") -> bytes:
+    delta = orjson.dumps({"content": content})
+    head = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":' + delta
+    return head + b',"logprobs":null,"finish_reason":' + reason.encode() + b"}]" + more + b"}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("bad", "before"),
+    [
+        (usual("", '"abort"'), b""),
+        (usual("", '"error"'), b""),
+        (usual("a") + usual("", '"abort"') + usual("b"), usual("a")),
+        (b'data: {"error":{"code":500}}\n\n' + usual("b"), b""),
+        (b'data: {"error":{"code":500},"choices":[{"delta":{},"finish_reason":null}]}\n\n', b""),
+    ],
+)
+def test_in_a_stream_of_events_of_one_form_others_are_found(bad: bytes, before: bytes) -> None:
+    relay = EventRelay(True, END, ending_words=endpoint_of("/v1/chat/completions").ending_words)
+    texts = [usual("\n\ndata: [DONE]\n\n"), usual('"finish_reason":"abort"'), usual('"error"')] * 20
+    assert [relay.feed(text) for text in texts] == texts
+    assert (relay.parts, relay.saw_end, relay.unfinished) == (60, False, "")
+    assert (relay.feed(bad), bool(relay.unfinished)) == (before, True)
+
+
+def test_in_a_stream_of_events_of_one_form_its_end_and_usage_are_found() -> None:
+    relay = EventRelay(True, END, ending_words=endpoint_of("/v1/chat/completions").ending_words)
+    for _ in range(20):
+        assert relay.feed(usual("a")) == usual("a")
+    told = usual("a", more=b',"usage":{"prompt_tokens":3}')
+    assert relay.feed(told) == told
+    assert relay.usage == {"prompt_tokens": 3}
+    assert relay.feed(usual("", '"stop"') + USAGE + DONE) == usual("", '"stop"') + DONE
+    assert ((relay.usage or {})["prompt_tokens"], relay.saw_end, relay.unfinished) == (7, True, "")
 
 
 def test_a_usage_chunk_that_the_client_asked_for_stays() -> None:
