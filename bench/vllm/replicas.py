@@ -31,6 +31,11 @@ class VllmReplica(Server):
     """Blocks of the KV cache, 32 tokens each. The engine uses one of them itself (its null block)."""
     size: str = install.TINY
     """The model's size: one of install.SIZES."""
+    has_rust_frontend: bool = False
+    """Whether the server in front of the engine is vLLM's in Rust."""
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | ({"VLLM_USE_RUST_FRONTEND": "1"} if self.has_rust_frontend else {})
 
     async def restart(self) -> None:
         """Kills it, starts it again on its ports and waits until it serves. The event loop continues meanwhile."""
@@ -69,13 +74,15 @@ class VllmReplica(Server):
 
 @contextmanager
 def running_replicas(
-    folder: Path, count: int = 2, blocks: int = 256, size: str = install.TINY
+    folder: Path, count: int = 2, blocks: int = 256, size: str = install.TINY, has_rust_frontend: bool = False
 ) -> Iterator[list[VllmReplica]]:
     """`count` replicas r0, r1, … that serve. They start at the same time and are killed at the end. Logs are in
     `folder`."""
     ports = iter(free_ports(3 * count))
     replicas = [
-        VllmReplica(f"r{n}", next(ports), folder / f"r{n}.log", next(ports), next(ports), blocks, size)
+        VllmReplica(
+            f"r{n}", next(ports), folder / f"r{n}.log", next(ports), next(ports), blocks, size, has_rust_frontend
+        )
         for n in range(count)
     ]
     with ExitStack() as stack:
@@ -110,12 +117,16 @@ class VllmCluster:
 
 @contextmanager
 def running_cluster(
-    replicas: int = 2, gateways: int = 2, blocks: int = 256, config: dict[str, Any] | None = None
+    replicas: int = 2,
+    gateways: int = 2,
+    blocks: int = 256,
+    config: dict[str, Any] | None = None,
+    has_rust_frontend: bool = False,
 ) -> Iterator[VllmCluster]:
     """Starts Redis, gateways and an agent for each replica with `kvgate up`. All of it is stopped at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-vllm-") as folder,
-        running_replicas(Path(folder), replicas, blocks) as started,
+        running_replicas(Path(folder), replicas, blocks, has_rust_frontend=has_rust_frontend) as started,
         running_gateways({each.id: each.url for each in started}, gateways=gateways, config=config) as cluster,
     ):
         yield VllmCluster(started, cluster.gateway_urls, cluster.redis_url, cluster.state_dir)

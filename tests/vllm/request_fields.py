@@ -1,4 +1,4 @@
-"""How a gateway treats each field of vLLM's requests (0.32). A person read how vLLM uses the field and decided.
+"""How a gateway treats each field of vLLM's requests (0.33). A person read how vLLM uses the field and decided.
 
 The decision depends only on a field's name, on every API, because the gateway looks only at the name. A field of a
 nested model has the name of the field that holds it in front: `stream_options.include_usage`. Names that vLLM no longer
@@ -36,21 +36,22 @@ _PASSED: Final = {
         truncation padding instruction max_tokens_per_query max_tokens_per_doc language to_language hotwords""",
     "URLs of media outside of messages": "images audio videos",
     # --trust-request-chat-template, --trust-request-mm-kwargs
-    "what vLLM 0.32 refuses unless started with a flag": """chat_template chat_template_kwargs media_io_kwargs
+    "what vLLM 0.33 refuses unless started with a flag": """chat_template chat_template_kwargs media_io_kwargs
         mm_processor_kwargs""",
     "how this request's tokens are chosen, and when they end": """temperature top_p top_k min_p seed n best_of
         use_beam_search length_penalty early_stopping frequency_penalty presence_penalty repetition_penalty logit_bias
         allowed_token_ids bad_words max_tokens max_completion_tokens max_output_tokens min_tokens max_tool_calls
         ignore_eos stop stop_sequences stop_token_ids thinking_token_budget repetition_detection response_format
-        structured_outputs guided_decoding_backend text parallel_tool_calls watermarking""",
+        structured_outputs guided_decoding_backend text parallel_tool_calls watermarking joint""",
     "what the answer holds, and how it comes": """stream stream_interval stream_include_usage
         stream_continuous_usage_stats echo logprobs top_logprobs prompt_logprobs logprob_token_ids include
         include_reasoning include_stop_str_in_output skip_special_tokens spaces_between_special_tokens
         return_tokens_as_token_ids return_token_offsets return_token_strs return_prompt_text return_mm_kwargs mm_payload
         return_assistant_tokens_mask routed_experts_prompt_start enable_response_messages timestamp_granularities
         timestamp_granularities[] encoding_format embed_dtype endianness dimensions use_activation task top_n store
-        background""",
-    "what no engine uses": "user metadata service_tier prompt_cache_key",
+        background return_weight_versions late_chunking_params""",
+    "what no engine uses": """user metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention
+        safety_identifier""",
 }
 
 _PASSED_INSIDE: Final = {
@@ -59,6 +60,7 @@ _PASSED_INSIDE: Final = {
     "content system": """type text thinking signature data source content id name input is_error tool tool_name
         tool_use_id""",
     "content": "image_url audio_url video_url image_pil image_embeds audio_embeds video_embeds closed",
+    "reasoning": "type data",
     "audio_url video_url": "url",
     "image_pil": "image_pil",
     "tools": "type function name description input_schema strict defer_loading",
@@ -75,6 +77,8 @@ _PASSED_INSIDE: Final = {
     "repetition_detection": "max_pattern_size min_pattern_size min_count",
     "stream_options": "include_usage continuous_usage_stats",
     "questions": "type instructions criteria",
+    "prompt_cache_options": "mode ttl comparison_response_id prewarm",
+    "late_chunking_params": "chunk_size",
 }
 
 PASSED: Final = frozenset(
