@@ -88,6 +88,11 @@ def test_what_a_replica_answered_is_held_against_all_that_failed_but_for_the_bus
     assert held_against_replicas([BAD, BUSY, SILENT], was_answered=True) == [0]
 
 
+def test_an_engine_that_pauses_or_aborts_does_what_it_was_told_to() -> None:
+    paused = Failure("status_503", 503, (), b'{"error":{"message":"Generation is paused. Please retry."}}')
+    assert held_against_replicas([paused, Failure("aborted", 503)], was_answered=True) == []
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [

@@ -176,8 +176,18 @@ async def test_a_response_that_its_client_cancelled_ends_as_it_is(pair: Pair) ->
 
 @pytest.mark.parametrize("at", [0, 2**21 - 10, 2**22])
 async def test_a_large_answer_that_was_aborted_is_cut(relayed: Relayed, at: int) -> None:
-    body = b"x" * at + b'"finish_reason": "abort"' + b"x" * (2**22 - at)
-    relayed.replica.says(head(f"content-length: {len(body)}"), body[: 2**21], body[2**21 :])
+    body, go_on = b"x" * at + b'"finish_reason": "abort"' + b"x" * (2**22 - at), asyncio.Event()
+    relayed.replica.says(head(f"content-length: {len(body)}"), body[: 2**21], go_on, body[2**21 :])
     with pytest.raises(httpx.TransportError):
-        await relayed.ask()
+        await read_half(relayed, go_on)
     assert "kvgate_broken_streams_total 1.0" in relayed.gateway.metrics.exposition().decode()
+
+
+async def read_half(relayed: Relayed, go_on: asyncio.Event) -> None:
+    """Reads an answer. Its second half is sent when the first one is here, so that it comes in another piece."""
+    got = 0
+    async with relayed.http.stream("POST", CHAT, json=ASKED) as answer:
+        async for piece in answer.aiter_raw():
+            got += len(piece)
+            if got >= 2**21:
+                go_on.set()
