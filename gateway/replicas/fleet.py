@@ -31,6 +31,7 @@ _PROBLEMS = {
     "dead": "it answers this gateway, but not the gateway that checks the pool's replicas",
 }
 _REFUSES_FOR_S = 60.0
+_READS_EVERY_S = 1.0
 _LIVES = re.compile(r"life-(\d{1,15})")
 
 
@@ -320,11 +321,13 @@ class Fleet:
         return frozenset(self._media_refused)
 
     def read_again(self, replica: str) -> None:
-        """It refused a model that it had listed: what it serves is read again at once."""
+        """It may serve other models now than this gateway knows: they are read again, at once if its last check is not
+        new."""
         member = self.members.get(replica)
         if member is not None and not member.reads_again:
             member.reads_again = True
-            self.changed.set()
+            if time.monotonic() - member.checked_s > _READS_EVERY_S:
+                self.changed.set()
 
     def update_served(self) -> None:
         """Update the served models after a change of the targets, their model cards or their identity."""

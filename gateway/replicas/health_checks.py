@@ -45,6 +45,7 @@ _DISCOVER_ROUNDS, _DISCOVERED_PER_ROUND = 5, 40
 In a fleet of more than 200 it is less often: a gateway makes 40 such checks in a round."""
 _KEPT_STATES = ("hung", "draining", ASLEEP)
 """States that a good /health does not end."""
+_MOST_LEFT = 10_000
 _PATIENCE_S = 6.0
 """Longer than any lease in the store. After a restart or a move, the record and the replica disagree for less than this
 time."""
@@ -63,6 +64,9 @@ class HealthChecks:
         self._first_round = asyncio.Event()
         self._tasks = Tasks()
         self._model_log = ModelLog()
+        self._leaving: dict[tuple[str, str, str], bool] = {}
+        """Pool, replica and incarnation of records whose replicas serve another model now → whether they were removed.
+        One that comes back is the record of another engine: that of a cluster which has the same ids."""
 
     async def first_round(self) -> None:
         """Wait until every replica that was known at the start was checked once."""
@@ -329,18 +333,29 @@ class HealthChecks:
 
     async def _leave_old_pools(self) -> None:
         """The worker of a pool removes a replica that serves another model now, at the same address: it is in another
-        pool."""
+        pool. Another gateway may have seen a change that this one has not, so the replica's models are read first."""
         for name in self._store.pool_names():
             pool = self._store.pool(name)
             for record in list(pool.records.values()) if pool.is_worker else ():
-                member = self._fleet.members.get(record.replica)
-                if member is None or not member.alive or (member.pool, member.url) == (name, record.url):
+                member, left = self._fleet.members.get(record.replica), (name, record.replica, record.incarnation)
+                if member is None or not self._has_left(member, record, name) or self._leaving.get(left):
                     continue
-                if member.pool and member.url == record.url and self._fleet.is_ours(member):
+                if left not in self._leaving:
+                    if len(self._leaving) >= _MOST_LEFT:
+                        self._leaving.clear()
+                    self._leaving[left] = False
+                    self._fleet.read_again(member.id)
+                elif not member.reads_again:
                     pool.change_state(record.replica, record.incarnation, record.state, "dead")
                     with suppress(StoreError):  # or its old agent is still there: tried again in the next round
-                        if await forget(pool, record):
+                        self._leaving[left] = await forget(pool, record)
+                        if self._leaving[left]:
                             _log.info("serves another model now", replica=record.replica, was_in=name, pool=member.pool)
+
+    def _has_left(self, member: Member, record: ReplicaRecord, pool: str) -> bool:
+        """Whether a replica of this gateway is in another pool than this one."""
+        is_elsewhere = member.pool not in ("", pool) and member.url == record.url
+        return is_elsewhere and member.alive and self._fleet.is_ours(member)
 
     async def _forget_gone(self) -> None:
         """Of replicas that are no targets: the pool's worker removes those that have not answered for `forget_s` from

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,6 +13,7 @@ import redis.asyncio as redis
 from aiohttp import web
 
 from coordinator.keys import PoolKeys
+from coordinator.pool.pool import Pool
 from coordinator.store import Store, StoreOptions
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.health_checks import HealthChecks
@@ -28,12 +31,19 @@ RECORDS = ("life-x ready 0 5 0 http://127.0.0.1:1", "life-" + "9" * 5000 + " rea
 Health = Callable[[web.Request], Awaitable[web.Response]]
 
 
+weights: dict[str, str] = {}
+"""The root and the start time of all replicas, if a test sets them."""
+
+
 async def list_models(_request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
+    card = {"id": "m", "object": "model"} | ({"root": weights["root"]} if weights else {})
+    return web.json_response({"object": "list", "data": [card]})
 
 
 async def tell_metrics(_request: web.Request) -> web.Response:
     """Metrics with a number that Python refuses to read."""
+    if weights:
+        return web.Response(text=f"process_start_time_seconds {weights['started']}\n")
     return web.Response(text='vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1.0\n' % ("9" * 5000))
 
 
@@ -119,3 +129,57 @@ async def test_a_record_whose_life_cannot_be_read_stops_no_check(record: str) ->
                 await eventually(lambda: "alive" not in {fleet.describe()["r0"], fleet.describe()["r1"]})
                 is_well = True
                 await eventually(lambda: {fleet.describe()["r0"], fleet.describe()["r1"]} == {"alive"})
+
+
+async def test_a_new_record_of_other_weights_stays_and_the_old_one_goes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another gateway may see the new weights first. And a record that comes back is another engine's."""
+    called_dead, is_read = [], asyncio.Event()
+    change_state = Pool.change_state
+
+    def noted(self: Pool, replica: str, incarnation: str, before: str, state: str) -> None:
+        called_dead.append((self.name, incarnation, state))
+        change_state(self, replica, incarnation, before, state)
+
+    async def answer(request: web.Request) -> web.Response:
+        is_read.set()
+        return web.Response()
+
+    monkeypatch.setattr(Pool, "change_state", noted)
+    monkeypatch.setattr(sys.modules[__name__], "weights", {"root": "old", "started": "100.5"})
+    old, new = PoolKeys("old").replicas, PoolKeys("new").replicas
+    with running_redis() as server:
+        async with (
+            redis.Redis.from_url(server.url, decode_responses=True) as client,
+            checked(HealthSettings(interval_s=0.5), server.url, r0=answer) as fleet,
+        ):
+            await eventually(lambda: client.hget(old, "r0"))
+            before, life = str(await client.hget(old, "r0")), fleet.members["r0"].facts.started
+            fleet._store.pool("new")
+            await eventually(lambda: fleet._store.pool("new").is_worker and fleet._store.pool("old").is_worker)
+            weights.update(root="new", started="200.5")
+            await client.hset(new, "r0", before.replace(life, "200.5"))
+            await eventually(lambda: _lacks(client, old, "r0"))
+            assert called_dead == [("old", life, "dead")]
+            await client.hset(old, "r0", before)
+            await eventually(lambda: "r0" in fleet._store.pool("old").records)
+            for _ in range(3):
+                is_read.clear()
+                await is_read.wait()
+            assert await client.hget(old, "r0") == before
+
+
+async def _lacks(client: redis.Redis, key: str, replica: str) -> bool:
+    return not await client.hexists(key, replica)
+
+
+def test_a_replica_is_read_again_at_once_only_if_its_last_check_is_not_new() -> None:
+    """Otherwise requests that it refuses would have all replicas checked all the time."""
+    fleet = Fleet(
+        [ReplicaSettings(id="r0", url="http://r0")],
+        Store(StoreOptions("redis://127.0.0.1:1"), "g0"),
+        Upstream(TimeoutSettings(), None),
+    )
+    fleet.changed.clear()
+    fleet.members["r0"].checked_s = time.monotonic()
+    fleet.read_again("r0")
+    assert (fleet.members["r0"].reads_again, fleet.changed.is_set()) == (True, False)
