@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
+from math import inf
 from typing import Any
 
 import orjson
@@ -19,7 +20,7 @@ from gateway.relay.endings import ABORT, ABORTED, Unfinished, only_opens, says_n
 from gateway.relay.error_shapes import error_body
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
-from gateway.relay.own_refusals import REFUSALS, own_refusal
+from gateway.relay.own_refusals import NOT_FOUND, REFUSALS, own_refusal
 from gateway.relay.relay import MAX_GATHERED_BYTES, MAX_READ_BYTES, Relay, StreamBroken, json_object
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.retries import (
@@ -243,8 +244,8 @@ class Attempts:
                 return self._doubted(ticket, failure)
             if answer.status >= 400 and self._is_refused_here(job, tickets, failures, answer, is_whole):
                 return await _declined(answer, held)
-            if answer.status < 400 and not streamed and job.endpoint.computes_prompt:
-                ticket.computed()
+            if answer.status < 400:
+                self._taken(job, ticket, streamed)
             reply.trace.answered()
             self._router.succeeded(ticket)
             if failures:
@@ -291,12 +292,16 @@ class Attempts:
         tried = {each.replica for each in tickets}
         if answer.status not in REFUSALS or not is_whole or job.pinned or len(tickets) >= self._max_attempts:
             return False
+        if job.has_effects and answer.status != NOT_FOUND:  # it may have run tools before it said so
+            return False
         if tried.issuperset(job.could_serve()):
             return False
         length = served.max_tokens.get(replica, 0)
-        has_longer = length > 0 and any(each.takes(length + 1, tried) for each in job.backends)
+        has_longer = length > 0 and answer.status != NOT_FOUND and self._has_longer(job, length, tried)
         has_media = job.prompt is not None and bool(job.prompt.images) and not any(map(is_refusal, failures))
         why = own_refusal(answer.status, answer.look(), job.model, has_longer=has_longer, has_media=has_media)
+        if why == "media_refused" and self._fleet.takes_media(replica) and not self._budget.take(time.monotonic()):
+            return False  # most likely every replica says so
         if why == "not_served":
             self._fleet.read_again(replica)
         elif why == "too_long":
@@ -305,6 +310,21 @@ class Attempts:
             job.refusing |= served.names if len(job.backends) > 1 else {replica}
         job.renew(job.backends)
         return bool(why)
+
+    def _taken(self, job: Job, ticket: Ticket, streamed: bool) -> None:
+        """The replica answers the request."""
+        if not streamed and job.endpoint.computes_prompt:
+            ticket.computed()
+        if job.prompt is not None and job.prompt.images and (member := self._fleet.members.get(ticket.replica)):
+            member.takes_media = True
+
+    def _has_longer(self, job: Job, length_tokens: int, tried: Collection[str]) -> bool:
+        """Whether a ready replica that was not tried takes a longer prompt."""
+        return any(
+            each.max_tokens.get(name, inf) > length_tokens and name not in tried and self._fleet.is_ready(name)
+            for each in job.backends
+            for name in each.replicas
+        )
 
     def _learn_from(self, job: Job, tickets: list[Ticket], failures: list[Failure], answer: Answer) -> None:
         """The request was answered after these failures. If it was served after a refusal of its media, the replicas

@@ -15,8 +15,11 @@ import orjson
 Reason = Literal["not_served", "too_long", "media_refused", ""]
 """What the replica does not have: the model, the length, the medium. Empty: the refusal is not its own."""
 
-REFUSALS = frozenset({400, 404, 413, 422})
+NOT_FOUND = 404
+REFUSALS = frozenset({400, NOT_FOUND, 413, 422})
 _MAX_ERROR_BYTES = 16 * 1024
+_TOO_LARGE = 413
+_LENGTH = re.compile(rb"context|length|too (?:long|large|many)|max_model_len|token", re.IGNORECASE)
 _MEDIA = re.compile(rb"multi-?modal|image|audio|video", re.IGNORECASE)
 
 
@@ -25,9 +28,9 @@ def own_refusal(status: int, body: bytes, model: str | None, *, has_longer: bool
     replica takes longer prompts. `has_media`: the prompt has images or other media."""
     if status not in REFUSALS or len(body) > _MAX_ERROR_BYTES:
         return ""
-    if status == 404:
+    if status == NOT_FOUND:
         return "not_served" if model is not None and _names_model(body, model) else ""
-    if has_longer:
+    if has_longer and (status == _TOO_LARGE or _LENGTH.search(body)):
         return "too_long"
     return "media_refused" if has_media and _MEDIA.search(body) else ""
 

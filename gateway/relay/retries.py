@@ -22,7 +22,7 @@ from gateway.relay.own_refusals import REFUSALS
 
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _UNAVAILABLE = 503
-_NOT_EXECUTED = frozenset({"refused", "status_429", "status_503"}).union(f"status_{each}" for each in REFUSALS)
+_NOT_EXECUTED = frozenset({"refused", "status_404", "status_429", "status_503"})
 _PAUSED = b"Generation is paused"
 """vLLM's words to requests that come while it is paused. They have no code of their own."""
 _MAX_ERROR_BYTES = 16 * 1024

@@ -65,6 +65,8 @@ class Member:
     """How fast its engine generates the tokens of one sequence, when it was measured last; 0 if it does not tell."""
     lacks_metrics: bool = False
     """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
+    takes_media: bool = False
+    """Whether it has answered a prompt with images or other media."""
     reads_again: bool = False
     """Whether its models are to be read again: it refused a request for one that it had listed."""
     identity: Identity = field(default_factory=Identity)
@@ -309,9 +311,15 @@ class Fleet:
             member.failures = max(member.failures, 1)
 
     def note_media_refusal(self, replicas: Iterable[str]) -> None:
-        """These replicas refused media that another one took."""
+        """These replicas refused media that another one took. One that has taken media before had another reason: an
+        image that could not be fetched then."""
         until_s = time.monotonic() + _REFUSES_FOR_S
-        self._media_refused |= dict.fromkeys(replicas, until_s)
+        self._media_refused |= {name: until_s for name in replicas if not self.takes_media(name)}
+
+    def takes_media(self, replica: str) -> bool:
+        """Whether it has taken media since it started."""
+        member = self.members.get(replica)
+        return member is not None and member.takes_media
 
     def refusing_media(self) -> frozenset[str]:
         """The replicas that take no media, as far as their refusals tell. After a while they are asked again."""

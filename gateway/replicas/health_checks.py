@@ -257,7 +257,8 @@ class HealthChecks:
                 f"a data-parallel server with {len(facts.ranks)} ranks behind one address: list it once per rank, "
                 "each with its own id and dp_rank",
             )
-        member.tells_sleep |= facts.started != member.facts.started
+        if facts.started != member.facts.started:
+            member.tells_sleep, member.takes_media = True, False
         pace = decode_tokens_per_s(member.facts.figures, facts.figures)
         member.tokens_per_s = pace or member.tokens_per_s
         member.reads_again = False

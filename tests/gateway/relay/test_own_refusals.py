@@ -40,13 +40,15 @@ async def pair() -> AsyncIterator[tuple[ScriptedReplica, ScriptedReplica]]:
         yield one, other
 
 
-async def asked(replicas: tuple[ScriptedReplica, ...], times: int, **fields: Any) -> list[httpx.Response]:
+async def asked(
+    replicas: tuple[ScriptedReplica, ...], times: int, path: str = CHAT, **fields: Any
+) -> list[httpx.Response]:
     listed = [{"id": f"r{n}", "url": replica.url} for n, replica in enumerate(replicas)]
     async with AsyncExitStack() as stack:
         _, url = await stack.enter_async_context(gateway_before(replicas[0], replicas=listed))
         http = await stack.enter_async_context(httpx.AsyncClient())
         prompts = ({"messages": [{"role": "user", "content": f"{n} " * 900}]} for n in range(times))
-        return [await http.post(url + CHAT, json={**ASKED, **prompt, **fields}) for prompt in prompts]
+        return [await http.post(url + path, json={**ASKED, **prompt, **fields}) for prompt in prompts]
 
 
 async def test_a_model_that_one_replica_has_unloaded_is_asked_of_the_others(
@@ -95,3 +97,54 @@ def test_a_path_that_no_model_has_is_no_missing_model() -> None:
     body = orjson.dumps({"detail": "Not Found"})
     assert own_refusal(404, body, "m", has_longer=True, has_media=True) == ""
     assert own_refusal(404, b"<html>", "m", has_longer=True, has_media=True) == ""
+
+
+async def test_a_picture_that_all_refuse_is_not_asked_twice_of_replicas_that_take_pictures(
+    pair: tuple[ScriptedReplica, ScriptedReplica],
+) -> None:
+    """Otherwise a client doubles the work with pictures that no replica can read, or has replicas left out."""
+    settings = {"retries": {"budget_min_retries": 0, "budget_percent": 0}}
+    pair[0].says(whole(b"{}", "connection: close"))
+    async with AsyncExitStack() as stack:
+        listed = [{"id": f"r{n}", "url": replica.url} for n, replica in enumerate(pair)]
+        gateway, url = await stack.enter_async_context(gateway_before(pair[0], replicas=listed, **settings))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
+
+        async def show(text: str) -> int:
+            url = f"data:image/png;base64,{PIXEL[:-4]}{text}"
+            messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+            return (await http.post(CHAT, json={**ASKED, "messages": messages})).status_code
+
+        for n in range(40):
+            assert await show(f"{n:04}") == 200
+        taken = [each.asked for each in pair]
+        assert all(taken)
+        for each in pair:
+            each.says(refused({"message": "cannot identify image file", "type": "BadRequestError"}, 400))
+        assert {await show(f"99{n:02}") for n in range(6)} == {400}
+        assert sum(each.asked for each in pair) == sum(taken) + 6
+        gateway.fleet.note_media_refusal(["r0"])
+        assert not gateway.fleet.refusing_media()
+
+
+async def test_a_request_that_may_have_run_tools_is_not_run_again_because_it_became_too_long(
+    pair: tuple[ScriptedReplica, ScriptedReplica],
+) -> None:
+    pair[0].cards, pair[1].cards = ([{"id": "m", "max_model_len": length}] for length in (4096, 8192))
+    for each in pair:
+        each.says(refused(TOO_LONG, 400))
+    tools = [{"type": "web_search"}]
+    for n in range(1, 7):
+        (answer,) = await asked(pair, 1, path="/v1/responses", input=f"Hello {n}", tools=tools)
+        assert (answer.status_code, pair[0].asked + pair[1].asked) == (400, n)
+    assert pair[0].asked, "a longer one is there"
+
+
+async def test_another_fault_than_length_is_not_asked_of_a_longer_replica(
+    pair: tuple[ScriptedReplica, ScriptedReplica],
+) -> None:
+    pair[0].cards, pair[1].cards = ([{"id": "m", "max_model_len": length}] for length in (4096, 8192))
+    for each in pair:
+        each.says(refused({"message": "temperature must be non-negative", "param": "temperature"}, 400))
+    assert {answer.status_code for answer in await asked(pair, 8)} == {400}
+    assert pair[0].asked + pair[1].asked == 8
