@@ -142,8 +142,8 @@ class Gateway:
         self.router.leave_dead_pools()
 
     def _replicas_changed(self) -> None:
-        self._news()
         self.router.replicas_changed()
+        self._news()
 
     def _store_changed(self, is_up: bool, _reason: str) -> None:
         if is_up:

@@ -69,7 +69,7 @@ class Prompt:
     @property
     def first_content(self) -> bytes:
         """The same without the root: one conversation has the same in all pools."""
-        return self.sample[_ROOT_BYTES:] if self.keys else self.sample
+        return self.sample[_ROOT_BYTES:]
 
     def without_keys(self) -> Prompt:
         """This prompt for a pool in which its keys are not known."""

@@ -154,12 +154,13 @@ class Attempts:
             return ticket
 
     async def _place_once(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Ticket | None:
-        if len(job.backends) > 1:
+        if len(job.backends) > 1 or job.served is not job.backends[0]:
             self._router.aim(job, [each.replica for each in tickets])
         return await self._router.place(job, self._tried(job, tickets), last)
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
-        """Whether to ask another replica."""
+        """Whether to ask another replica. Others may have come since the request was read."""
+        job.renew(self._fleet.backends(job.model))
         tried = {each.replica for each in tickets}
         if (
             tried.issuperset(job.could_serve())

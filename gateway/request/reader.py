@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -97,6 +98,8 @@ class Job:
     previous_response_id: str = ""
     held_since_s: float = 0.0
     """Since when it has waited for a ready replica (monotonic clock); 0 if it had not to."""
+    waited_s: float = 0.0
+    """How long it has waited for room in pools that could not serve it after all."""
     response_noted: bool = False
     is_traced: bool = False
     """Whether somebody wants to see what its candidates cost."""
@@ -120,6 +123,17 @@ class Job:
         if backends and not self.pinned:
             self.backends = backends
             self.aim(next((each for each in backends if each.backend == self.served.backend), backends[0]))
+
+    def noted_wait(self, waited_s: float) -> None:
+        """It has waited for room in vain. Elsewhere it keeps its place, and what is left of its time."""
+        if waited_s > self.waited_s:
+            self.waited_s = waited_s
+            self.held_since_s = self.held_since_s or time.monotonic() - waited_s
+
+    @property
+    def is_choosy(self) -> bool:
+        """Whether some replicas are left out, because they do not seem to suit it."""
+        return any(each.fitting(self.needed_tokens, self.refusing) is not each for each in self.backends)
 
     def could_serve(self) -> Collection[str]:
         """The replicas of all backends; if it is pinned, the only one."""

@@ -47,7 +47,7 @@ class _Waiter:
         since_s = pool.clock.moment_s(since_ms) if since_ms else None
         self.pool, self.request = pool, request
         self.since_s = now_s - request.waited_s if since_s is None else since_s
-        self.answer: asyncio.Future[Reservation | Literal["again"]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Reservation | Literal["again", "none"]] = asyncio.get_running_loop().create_future()
 
     @cached_property
     def order(self) -> list[str]:
@@ -139,17 +139,17 @@ class LocalQueue:
         finally:
             pool.load.waiting -= 1
             del self._waiting[request.reservation]
-            if not has_result(waiter.answer) or waiter.answer.result() == "again":
+            if not has_result(waiter.answer) or isinstance(waiter.answer.result(), str):
                 self._buckets.finish(request.reservation, NOTHING, time.monotonic() * 1000)
 
-    async def _wait(self, waiter: _Waiter) -> Reservation | Literal["again"]:
+    async def _wait(self, waiter: _Waiter) -> Reservation | Literal["again", "none"]:
         request = waiter.request
         limit_ms = request.standing.wait_ms
         try:
             async with asyncio.timeout(limit_ms / 1000 - request.waited_s if limit_ms else None):
                 return await waiter.answer
         except BaseException as error:
-            if has_result(waiter.answer) and waiter.answer.result() != "again":
+            if has_result(waiter.answer) and isinstance(waiter.answer.result(), Reservation):
                 waiter.pool.done(request.reservation, NOTHING)  # granted in the turn in which its client left
             if isinstance(error, TimeoutError):
                 raise NoRoom("waited", 0) from None
@@ -171,6 +171,12 @@ class LocalQueue:
     def _requests(self, pool: Pool) -> Iterable[PlaceRequest]:
         yield from (one.request for one in self._waiting.values() if one.pool is pool)
         yield from pool.seats.requests()
+
+    def send_away(self, reservation: str) -> None:
+        """No replica is left for this request, if it waits here."""
+        waiter = self._waiting.get(reservation)
+        if waiter is not None and not waiter.answer.done():
+            waiter.answer.set_result("none")
 
     def replicas_changed(self, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
         """Requests that wait, here or on seats, go to the replicas that serve their models now: `serving_now` tells

@@ -69,16 +69,25 @@ class Router:
         """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
         `last` attempt, which failed. If no replica has room, it waits for one. Raises an ApiError if the request may
         not wait, or has waited too long."""
-        ticket = await self._place_in_pool(job, tried, last)
-        asked = [job.served.backend]
-        while ticket is None and self.aim(job, tried, asked):
-            asked.append(job.served.backend)
-            ticket = await self._place_in_pool(job, tried, last)
-        return ticket
+        asked: set[str] = set()
+        """The backends that have no replica left for it."""
+        while True:
+            waited_s = job.waited_s
+            ticket = await self._place_in_pool(job, tried, last, is_first=not asked)
+            if ticket is not None:
+                return ticket
+            if job.waited_s > waited_s:
+                asked.clear()  # meanwhile, pools that were asked before may have got a ready replica
+            asked.add(job.served.backend)
+            job.renew(self._fleet.backends(job.model))
+            if not self.aim(job, tried, asked):
+                return None
 
     def aim(self, job: Job, tried: Collection[str] = (), asked: Collection[str] = ()) -> bool:
         """Chooses the pool of a request whose model has several, but none of those that were `asked`. A request stays
-        in its pool while that has a ready replica that was not `tried`. Returns whether there is a pool to ask."""
+        in its pool while that has a ready replica that was not `tried`. If no replica that suits the request is ready,
+        others will do: how many tokens it has is only estimated. But after a failure of one that suits it, that failure
+        tells its client more than a refusal. Returns whether there is a pool to ask."""
         if job.pinned:
             return False
         now_s = time.monotonic()
@@ -92,6 +101,9 @@ class Router:
             return True
         settings = self._settings.policy
         chosen = choose_pool(rooms, _conversation(job), settings.min_slack_requests, settings.load_factor)
+        if chosen is None and not tried and job.is_choosy:
+            job.needed_tokens, job.refusing = 0, frozenset()
+            return self.aim(job)
         if chosen is not None:
             job.aim(next(each for each in job.backends if each.backend == chosen))
         return chosen is not None
@@ -115,27 +127,34 @@ class Router:
             self._ready[served.names] = now_s, ready
         return ready
 
-    async def _place_in_pool(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
+    async def _place_in_pool(
+        self, job: Job, tried: Sequence[str], last: Ticket | None, is_first: bool
+    ) -> Ticket | None:
+        """`is_first`: no other pool was asked to place this attempt."""
         started = time.perf_counter()
         pool = self.pool(job)
         release, since_ms = "", pool.clock.time_ms(job.held_since_s) if job.held_since_s else 0
         if last is not None:
-            since_ms = last.request.standing.since_ms
-            if last.pool is pool:
+            since_ms = last.request.standing.since_ms or since_ms
+            if is_first and last.pool is pool:
                 release = last.request.reservation
             else:
                 last.done()
+                last.pool.settlements.send()  # before the next attempt counts
         request = self.request(job, pool, tried, release, since_ms)
+        if request.limits is not None and not release and (last is not None or job.waited_s):
+            request.limits = replace(request.limits, requests_per_min=0)  # another pool has counted it
+        waited_s = request.waited_s = job.waited_s
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.unshared:
             ticket = self._place_unshared(job, pool, request)
         if ticket is not None:
             request = ticket.request
-        self._metrics.placement_s.observe(time.perf_counter() - started - request.waited_s)
-        if request.waited_s:
-            self._metrics.queue_wait_s.observe(request.waited_s, self._tenants.bands()[request.standing.band])
+        self._metrics.placement_s.observe(time.perf_counter() - started - max(0.0, request.waited_s - waited_s))
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
+            if request.waited_s:
+                self._metrics.queue_wait_s.observe(request.waited_s, self._tenants.bands()[request.standing.band])
         return ticket
 
     async def _place_in_store(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
@@ -154,6 +173,8 @@ class Router:
         the store is back, it is asked again."""
         while (placed := await self._place_once(job, pool, request, last)) == "again":
             request = replace(request, reservation=self._new_reservation(), release="")
+        if placed is None:
+            job.noted_wait(request.waited_s)
         return placed
 
     async def _place_once(
@@ -246,16 +267,18 @@ class Router:
         return job.served.shared
 
     def leave_dead_pools(self) -> None:
-        """Replicas have come, gone or changed. Requests that wait in a pool without a ready replica go to another pool
-        of their model, if that has one."""
+        """Replicas have come, gone or changed. Requests that wait for replicas of which none is ready, or that are not
+        listed any more, are placed again if other replicas of their model are ready."""
         self._ready.clear()
         now_s = time.monotonic()
         for reservation, job in list(self._asking.items()):
-            backends = job.backends if job.pinned else self._fleet.backends(job.model)
-            others = [each for each in backends if each.backend != job.served.backend]
-            if others and not self._has_ready(job.served, now_s) and any(self._has_ready(one, now_s) for one in others):
-                job.backends, job.held_since_s = backends, job.held_since_s or now_s
+            backends = () if job.pinned else self._fleet.backends(job.model)
+            is_listed = any(each.backend == job.served.backend for each in backends)
+            if is_listed and self._has_ready(job.served, now_s):
+                continue
+            if any(self._has_ready(each, now_s) for each in backends):
                 self._store.pool(job.served.pool).seats.send_away(reservation)
+                self._local.send_away(reservation)
 
     def _has_ready(self, served: ServedModel, now_s: float) -> bool:
         return bool(self._ready_of(served, self._store.pool(served.pool), now_s))
@@ -408,8 +431,9 @@ def _no_room(refusal: NoRoom, wait_s: float) -> ApiError:
 
 
 def _conversation(job: Job) -> bytes:
-    """The bytes by which a conversation stays with its pool. Random if its policy does not look at caches."""
-    if job.prompt is None or job.policy not in _CACHE_POLICIES:
+    """The bytes by which a conversation stays with its pool. Random if its prompt was not read, or if its policy does
+    not look at caches."""
+    if job.prompt is None or not job.prompt.keys or job.policy not in _CACHE_POLICIES:
         return random.randbytes(8)
     return job.prompt.first_content
 
