@@ -46,7 +46,7 @@ class StoredResponses:
                 if record is None or record.incarnation != found[1]:
                     message = "The replica that kept this response has restarted or left."
                     raise ApiError(404, "response_lost", message, param)
-                return found[0], self._served_by(found[0], served)
+                return found[0], self._served_by(job, found[0], served)
         except StoreError:
             raise ApiError(
                 409,
@@ -57,9 +57,10 @@ class StoredResponses:
             ) from None
         raise ApiError(404, "response_not_found", "No response with this id is known here.", param)
 
-    def _served_by(self, replica: str, served: ServedModel) -> ServedModel:
-        """A model name of the same pool that this replica serves. An adapter may be loaded on other replicas only."""
-        backends = chain.from_iterable(self._fleet.served.values())
+    def _served_by(self, job: Job, replica: str, served: ServedModel) -> ServedModel:
+        """The request's model, if the replica serves it in this pool; else another model that it serves there. An
+        adapter may be loaded on other replicas only."""
+        backends = chain(job.backends, *self._fleet.served.values())
         return next((one for one in backends if one.pool == served.pool and replica in one.replicas), served)
 
     def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
