@@ -216,18 +216,38 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What a tenant may have over all gateways; 0: any number. `output_tokens` is what the request's answer most likely
-    takes."""
+    """What a tenant may have over all gateways; 0: any number. `output_tokens` is the most that the request's answer
+    can take, and `most_tokens` what the engine can compute for it, its prompt included; 0: not known."""
 
     concurrency: int = 0
     requests_per_min: int = 0
     tokens_per_min: int = 0
     output_tokens: int = 0
+    most_tokens: int = 0
 
-    def text(self, waited_s: float) -> str:
-        """As `place` takes it. A request that has waited was let in before."""
-        limits = f"{self.concurrency} {self.requests_per_min} {self.tokens_per_min} {self.output_tokens}"
-        return f"{limits} {int(waited_s > 0)}"
+    def text(self, has_waited: bool, is_counted: bool) -> str:
+        """As `place` takes it. A request that has waited was let in before, and one that is counted pays no second
+        time."""
+        requests_per_min = 0 if is_counted else self.requests_per_min
+        limits = f"{self.concurrency} {requests_per_min} {self.tokens_per_min} {self.output_tokens}"
+        return f"{limits} {int(has_waited or is_counted)}"
+
+
+class Budget(NamedTuple):
+    """What requests take of their tenant's limits."""
+
+    tenant: str
+    """As in keys and records."""
+    tokens: int
+    tokens_per_min: int
+    requests: float
+    """Those that no script has counted yet."""
+    requests_per_min: int
+
+    @property
+    def text(self) -> str:
+        """As `reassert` and `adopt` take it."""
+        return f"{self.tenant} {self.tokens} {self.tokens_per_min} {self.requests:.3f} {self.requests_per_min}"
 
 
 class Used(NamedTuple):
@@ -295,6 +315,9 @@ class PlaceRequest:
     """Those of its tenant; None if it has none."""
     waited_s: float = 0.0
     """How long it has waited for room."""
+    is_counted: bool = False
+    """Whether the store has counted it for its tenant's limits: an attempt before, in another pool, or a placement that
+    came too late."""
     affinity: bytes = b""
     """The bytes that rendezvous hashing hashes while the store is away; the store does not get them."""
     answer: tuple[int, int] = (0, 0)
@@ -314,12 +337,14 @@ class PlaceRequest:
             and self.pinned in ("", record.replica)
         )
 
-    def budget(self, uncached_tokens: int) -> str:
-        """What it takes of its tenant's limits, as `reassert` takes it; empty if there are none."""
-        if self.limits is None:
-            return ""
-        tokens = uncached_tokens + self.limits.output_tokens
-        return f"{self.standing.tenant_text} {tokens} {self.limits.tokens_per_min}"
+    def budget(self, uncached_tokens: int, requests: int = 0) -> Budget | None:
+        """What it takes of its tenant's limits; None if there are none. `requests`: 1 if it is let in here."""
+        limits = self.limits
+        if limits is None:
+            return None
+        requests = 0 if self.is_counted else requests
+        tokens = uncached_tokens + limits.output_tokens
+        return Budget(self.standing.tenant_text, tokens, limits.tokens_per_min, requests, limits.requests_per_min)
 
     def operands(
         self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool, deadline_ms: int = 0
@@ -348,7 +373,7 @@ class PlaceRequest:
             may_report=self.may_report,
             room_share=self.room_share,
             line=self.standing.line(self.waited_s) if self.room_share or self.limits else "",
-            limits=self.limits.text(self.waited_s) if self.limits else "",
+            limits=self.limits.text(self.waited_s > 0, self.is_counted) if self.limits else "",
             keys=self.keys,
             tokens=self.tokens,
         )
@@ -391,7 +416,7 @@ class Placement(NamedTuple):
     """Tokens of the prompt that another candidate holds and the replica neither holds nor can load."""
     left: tuple[int, ...] = ()
     """What is left of its tenant's limits: requests, ms until all are there again, tokens, ms; -1 where there is no
-    limit. Empty if there are none."""
+    limit. Then its requests in flight, if these are limited. Empty if there are no limits."""
     costs: bytes = b""
     """What the candidates cost, as JSON: see lua/place.lua. Empty unless the knobs ask for it."""
 
@@ -415,8 +440,8 @@ class Reservation:
     incarnation: str
     backlog_tokens: int
     tip: str
-    budget: str = ""
-    """See PlaceRequest.budget."""
+    budget: Budget | None = None
+    """None if its tenant has no limits."""
     is_streamed: bool = True
     """Whether its first token will be seen; if not, prefills.py says when its backlog ends."""
     prefilled_by_s: float | None = None

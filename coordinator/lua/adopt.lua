@@ -1,4 +1,4 @@
--- Counts the requests that a gateway placed without the store since its last heartbeat. If a late placement has an entry
+-- Counts the requests that a gateway placed without the store lately, and what those took of limits that are over. If a late placement has an entry
 -- under the same reservation, the entry is replaced. The epoch is raised, so that a `place` still buffered somewhere is
 -- refused.
 --
@@ -6,6 +6,9 @@
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, tenants, budgets:<gateway>
 -- ARGV
 --   text    gateway, epoch
+--   number  spent_count
+--   text    spent[spent_count]: "<reservation; -: many> <budget>", each of requests that are over; the budget is as for
+--             reassert
 --   text    adopted(reservation, replica, incarnation, backlog_tokens, tip, budget)...: not counted unless the
 --             incarnation is the current one; the budget is as for reassert
 -- Returns the number of requests that were counted; 0 if the store does not know the gateway or is reaping it: then it
@@ -17,6 +20,10 @@
 
 local budget = budget_of(budgets_key, tenants_key)
 check_hashes(gateways_key, flight_key, replicas_key)
+for i = 1, spent_count do
+  local reservation, text = string.match(ARGV[SPENT_OFFSET + i], '^(%S+) (.+)$')
+  budget.spend(reservation or '', text or '', now_ms())
+end
 local known_epoch, until_ms = string.match(redis.call('HGET', gateways_key, gateway) or '', '^(%d+) (%d+)')
 if known_epoch == nil or known_epoch == '0' or tonumber(known_epoch) > tonumber(epoch) then
   return 0

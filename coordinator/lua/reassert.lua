@@ -9,7 +9,8 @@
 --   number  lease_ms, kept_count
 --   text    kept[kept_count]: the reservations of places on their way, and seats; they are kept unchanged
 --   text    live(reservation, replica, incarnation, backlog_tokens, tip, budget)...: not counted unless the incarnation
---             is the current one; the budget is "<tenant> <tokens> <tokens_per_min>", "" if its tenant has no limits
+--             is the current one; the budget is "<tenant> <tokens> <tokens_per_min> <requests that nobody has counted yet>
+--             <requests_per_min>", "" if its tenant has no limits
 -- Returns the number of reservations afterwards, or -1 if a newer epoch is known.
 
 -- include time

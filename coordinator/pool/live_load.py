@@ -45,7 +45,7 @@ class LiveLoad:
     def _change(self, one: Reservation, by: int) -> None:
         _add(self.requests, one.replica, by)
         if one.budget:
-            _add(self.of_tenant, one.budget.partition(" ")[0], by)
+            _add(self.of_tenant, one.budget.tenant, by)
 
 
 def _add(sums: dict[str, int], name: str, by: int) -> None:

@@ -31,6 +31,7 @@ from coordinator.pool.redis_clock import RedisClock
 from coordinator.pool.seats import GONE, RESTATED_S, Seats
 from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.subsets import Subsets
+from coordinator.pool.unpoured_use import UnpouredUse
 from coordinator.redis.time_limit import IN_ALL, LoopLag, fail
 from coordinator.redis.wire import Reply, Wire, has_result
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
@@ -60,6 +61,8 @@ _REPLY_SHARE = 0.25
 """The part of the budget that is left for the reply, after the latest moment for Redis to begin with a placement."""
 _QUEUE_SHARE = 0.25
 """If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
+_COUNTED_SOON_S = 0.02
+"""After this time the store hears of a request that was placed without it, if its tenant has limits."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
 """How long a request waits before it is placed again, if its seat was lost; each time twice as long."""
 _PATIENT_S = 1.0
@@ -77,8 +80,9 @@ def _down() -> asyncio.Future[Any]:
 
 
 def _stated(one: Reservation) -> tuple[str, str, str, int, str, str]:
-    """A reservation as `reassert` and `adopt` take it."""
-    return one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip, one.budget
+    """A reservation as `reassert` and `adopt` take it. Its request counts once."""
+    budget, one.budget = one.budget, one.budget and one.budget._replace(requests=0)
+    return one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip, budget.text if budget else ""
 
 
 class Pool:
@@ -113,7 +117,7 @@ class Pool:
         self.load, self.held = LiveLoad(), Held()
         self.prefills = Prefills(self.keys, self.live, self.read, self.first_token)
         self.subsets = Subsets(gateway, self.run, self._restate)
-        self.settlements = Settlements(gateway, self.tell)
+        self.settlements, self._unpoured = Settlements(gateway, self.tell), UnpouredUse()
         self.claims = Claims(self.keys, self.tell, self.run, self.read)
         decided = self._accept, self._undo_placement, self._is_asked, self._forget_reservation
         self.seats = Seats(self.keys, gateway, connect, self.tell, *decided)
@@ -130,14 +134,14 @@ class Pool:
         self._has_written = False
         """Whether it changed replicas' records since the last heartbeat: the next one must not tell older ones."""
         self._wire: Wire | None = None
-        self._allow_oom, self._stated_s = True, -inf
-        self.clock = RedisClock()
+        self._allow_oom, self._stated_s, self.clock = True, -inf, RedisClock()
         self._window = PlacingWindow(budget_s)
         self._placing: set[str] = set()
         """Reservations of `place` calls whose caller still waits."""
         self._unanswered: dict[str, PlaceRequest] = {}
         """Calls of `place`, by reservation, that were sent on this connection and may have claimed keys, whether their
         caller still waits or not. Each has a place in the window."""
+        self._counting: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}, epoch {self._epoch}, {len(self.live)} live, {len(self._placing)} placing>"
@@ -178,6 +182,7 @@ class Pool:
         self.settlements.drop()
         self.seats.detached()
         self.claims.lost(self._unanswered.values())
+        self._unpoured.lost = set(self._unanswered)
         for reservation in list(self._unanswered):
             self._forget_call(reservation)
 
@@ -185,6 +190,7 @@ class Pool:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
         self.settlements.send()  # before its reservation is stated: the settlement may be that of a late placement
         self.settlements.all_counted()
+        self._tell_adopted([])  # before reservations that are over, and so not stated, are dropped
         self.subsets.forget()
         self._has_written = True
         for number, record in enumerate(self.records.values()):
@@ -420,10 +426,19 @@ class Pool:
         """The caller gave up on this place before its reply came: take back what it did."""
         self._forget_call(request.reservation)
         placement = "refused" if isinstance(late_reply, Exception) else parse_placement(late_reply)
+        if isinstance(placement, Placement | Seat):
+            self._was_counted(request)
         if isinstance(placement, Placement):
             self._undo_placement(request, placement)
         elif isinstance(placement, Seat):
             self.seats.leave(request)
+
+    def _was_counted(self, request: PlaceRequest) -> None:
+        """The store has counted this request for its tenant's limits, although its placement came too late."""
+        request.is_counted = True
+        self._unpoured.was_counted(request.reservation)
+        if (one := self.live.get(request.reservation)) is not None and one.budget is not None:
+            one.budget = one.budget._replace(requests=0)
 
     def _is_asked(self, reservation: str) -> bool:
         """Whether a placement under this name is on its way, wanted or not."""
@@ -464,23 +479,35 @@ class Pool:
 
     def adopt(self, reservation: Reservation) -> None:
         """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
-        before, the store never hears of it."""
+        before, the store only hears what it took of its tenant's limits. While a tenant with limits may have too much
+        elsewhere, that is told soon."""
         self._keep(reservation)
         self.settlements.to_adopt.add(reservation.id)
+        if reservation.budget is not None and self._wire is not None and self._counting is None:
+            self._counting = asyncio.get_running_loop().call_later(_COUNTED_SOON_S, self.count_adopted)
 
     def count_adopted(self) -> None:
         """Send the adopted requests that are not counted yet, together, and what happened to those that are."""
+        if self._counting is not None:
+            self._counting.cancel()
+            self._counting = None
         if self._wire is None:
             return
         adopted = [self.live[one] for one in self.settlements.to_adopt if one in self.live]
         self.settlements.send_of_adopted()  # first: one of them may undo a late placement of an adopted request
         self.settlements.all_counted()
-        if not adopted:
+        self._tell_adopted(adopted)
+
+    def _tell_adopted(self, adopted: list[Reservation]) -> None:
+        """Tell the store of requests that it has not placed: those in flight, and what others took of limits."""
+        spent = self._unpoured.take()
+        if not adopted and not spent:
             return
         self._epoch += 1
-        for start in range(0, len(adopted), COUNTED_AT_ONCE):
-            piece = [_stated(one) for one in adopted[start : start + COUNTED_AT_ONCE]]
-            self._restate("adopt", gateway=self.gateway, epoch=self._epoch, adopted=piece)
+        for start in range(0, max(len(adopted), len(spent)), COUNTED_AT_ONCE):
+            piece = slice(start, start + COUNTED_AT_ONCE)
+            stated = [_stated(one) for one in adopted[piece]]
+            self._restate("adopt", gateway=self.gateway, epoch=self._epoch, spent=spent[piece], adopted=stated)
 
     # -- the end of a reservation ----------------------------------------------------------------------------
 
@@ -511,7 +538,11 @@ class Pool:
     def done(self, reservation: str, used: Used | None = None) -> None:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
         `used` is what it took, if the answer has told."""
+        budget = self.live[reservation].budget if reservation in self.live else None
         if self._drop(reservation, used):
+            is_new = reservation in self.settlements.to_adopt
+            if budget is not None and (is_new or self._wire is None):
+                self._unpoured.add(reservation, budget, used, not is_new or reservation in self._unanswered)
             self._settle("done", reservation, used)
             self.settlements.forget(reservation)
 

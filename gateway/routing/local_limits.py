@@ -1,7 +1,7 @@
 """Limits of tenants as one gateway keeps them by itself, while the store is away. Pure: the clock is passed in.
 
 Each gateway gives a tenant its share of a limit, and at least one request. Requests and tokens of a minute are leaky
-buckets as in coordinator/lua/lib/limits.lua, which begin empty: what was used before is not known here.
+buckets as in coordinator/lua/lib/limits.lua. They are never less full than those of the store were when it told last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import math
 from coordinator.errors import OverLimit
 from coordinator.scripts import TenantLimits, Used
 
-_MINUTE_MS, _LONGEST_DEBT_MS, _ROUNDING_MS = 60_000.0, 600_000.0, 0.5
+_MINUTE_MS, _ROUNDING_MS = 60_000.0, 0.5
+TOLD_MS = 3000.0
+"""How long it counts what the store told of requests in flight elsewhere: as long as a gateway's lease."""
 _KINDS = ("requests", "tokens")
 
 
@@ -27,6 +29,8 @@ class LocalBuckets:
         self._empty_at_ms: dict[tuple[str, str], float] = {}
         self._reserved: dict[str, tuple[str, int, float]] = {}
         """Reservation -> tenant, tokens, tokens per minute."""
+        self._elsewhere: dict[str, tuple[int, float]] = {}
+        """Tenant -> its requests in flight at other gateways, and until when this counts."""
 
     def __repr__(self) -> str:
         return f"<LocalBuckets {len(self._empty_at_ms)} used, {len(self._reserved)} reserved>"
@@ -45,12 +49,9 @@ class LocalBuckets:
     def reserve(
         self, reservation: str, tenant: str, tokens: int, limits: TenantLimits, gateways: int, now_ms: float
     ) -> None:
-        """Count the tokens that an attempt most likely takes."""
+        """Count the most tokens that an attempt can take."""
         per_min = _rates(limits, gateways)[1]
         if per_min:
-            # What ends gives back as many as it took, so a huge estimate counts as no more than the bucket takes.
-            room_ms = now_ms + _LONGEST_DEBT_MS - self._empty_at("tokens", tenant, now_ms)
-            tokens = min(tokens, int(room_ms * per_min / _MINUTE_MS))
             self._pour("tokens", tenant, tokens, per_min, now_ms)
             self._reserved[reservation] = tenant, tokens, per_min
 
@@ -60,18 +61,26 @@ class LocalBuckets:
         if tenant and used is not None:
             self._pour("tokens", tenant, used.limit_tokens - tokens, per_min, now_ms)
 
-    def forget(self) -> None:
-        """The store counts again."""
-        self._empty_at_ms.clear()
-        self._reserved.clear()
+    def told(self, tenant: str, left: tuple[int, ...], own_active: int, now_ms: float) -> None:
+        """The store told what is left of a tenant's limits (as in Placement), while this gateway had so many of its
+        requests in flight."""
+        for kind, ms in zip(_KINDS, left[1:4:2], strict=True):
+            if ms > 0:
+                self._empty_at_ms[kind, tenant] = max(self._empty_at(kind, tenant, now_ms), now_ms + ms)
+        if len(left) > 4:
+            self._elsewhere[tenant] = max(0, left[4] - own_active), now_ms + TOLD_MS
+
+    def elsewhere(self, tenant: str, now_ms: float) -> int:
+        """The requests that a tenant most likely has in flight at other gateways, if the store told lately."""
+        active, until_ms = self._elsewhere.get(tenant, (0, 0.0))
+        return active if now_ms < until_ms else 0
 
     def _empty_at(self, kind: str, tenant: str, now_ms: float) -> float:
         return max(now_ms, self._empty_at_ms.get((kind, tenant), now_ms))
 
     def _pour(self, kind: str, tenant: str, amount: int, per_min: float, now_ms: float) -> None:
         if per_min and amount:
-            at_ms = self._empty_at(kind, tenant, now_ms) + amount * _MINUTE_MS / per_min
-            self._empty_at_ms[kind, tenant] = min(at_ms, now_ms + _LONGEST_DEBT_MS)
+            self._empty_at_ms[kind, tenant] = self._empty_at(kind, tenant, now_ms) + amount * _MINUTE_MS / per_min
 
     def _left(self, tenant: str, rates: tuple[float, float], now_ms: float) -> tuple[int, ...]:
         """As in Placement."""

@@ -28,7 +28,7 @@ from coordinator.redis.wire import has_result
 from coordinator.scripts import NOTHING, Used
 from coordinator.store import Store
 from coordinator.subset import Subset
-from gateway.routing.local_limits import LocalBuckets, local_concurrency
+from gateway.routing.local_limits import TOLD_MS, LocalBuckets, local_concurrency
 from gateway.routing.local_room import Loads, LocalRoom, choose
 from gateway.routing.rendezvous import CONTENDERS, fallback_order
 
@@ -41,11 +41,12 @@ _MOST_HEADS = 64
 class _Waiter:
     """A request that waits, here or on a seat."""
 
-    def __init__(self, pool: Pool, request: PlaceRequest) -> None:
+    def __init__(self, pool: Pool, request: PlaceRequest, is_new: bool = False) -> None:
+        """`is_new`: it was let in here, and the store has not counted it for its tenant's limits."""
         assert request.serving is not None
         now_s, since_ms = time.monotonic(), request.standing.since_ms
         since_s = pool.clock.moment_s(since_ms) if since_ms else None
-        self.pool, self.request = pool, request
+        self.pool, self.request, self.is_new = pool, request, is_new
         self.since_s = now_s - request.waited_s if since_s is None else since_s
         self.answer: asyncio.Future[Reservation | Literal["again", "none"]] = asyncio.get_running_loop().create_future()
 
@@ -117,7 +118,7 @@ class LocalQueue:
         """Reserve room for a request that the store did not place, or wait for it. `again`: the store is back, and is
         to place it, with the standing that the request has now. `none`: no replica is left. Raises NoRoom and
         OverLimit."""
-        waiter = _Waiter(pool, request)
+        waiter = _Waiter(pool, request, is_new=not is_retry and not request.waited_s)
         if not waiter.order:
             return "none"
         self._charge(pool, request, is_retry)
@@ -130,6 +131,8 @@ class LocalQueue:
                 return waiter.answer.result()
             self._refuse_if_full(waiter)
             self._arm()
+            if self._elsewhere(request):
+                asyncio.get_running_loop().call_later(TOLD_MS / 1000, self._grant_all)
             try:
                 return await self._wait(waiter)
             finally:
@@ -208,9 +211,24 @@ class LocalQueue:
         """Whether its tenant has all the requests in flight that it may have at this gateway."""
         if request.limits is None or not request.limits.concurrency or not pool.seats.can_wait:
             return False
-        tenant = request.standing.tenant_text
-        active = sum(each.load.of_tenant.get(tenant, 0) for each in self._pools.values())
-        return active >= local_concurrency(request.limits.concurrency, pool.gateways)
+        tenant, active, limit = request.standing.tenant, self._active(request), request.limits.concurrency
+        if active >= local_concurrency(limit, pool.gateways) or active + self._elsewhere(request) >= limit:
+            return True
+        # Others of its requests wait on seats, most likely because it has as many in flight as it may have.
+        is_newcomer = request.reservation in self._waiting and not pool.seats.is_away
+        return is_newcomer and any(one.standing.tenant == tenant for one in pool.seats.requests())
+
+    def _active(self, request: PlaceRequest) -> int:
+        """The requests in flight that its tenant has at this gateway."""
+        return sum(each.load.of_tenant.get(request.standing.tenant_text, 0) for each in self._pools.values())
+
+    def _elsewhere(self, request: PlaceRequest) -> int:
+        """Those at other gateways, as far as is known."""
+        return self._buckets.elsewhere(request.standing.tenant, time.monotonic() * 1000)
+
+    def told(self, request: PlaceRequest, left: tuple[int, ...]) -> None:
+        """The store told what is left of the limits of a request's tenant."""
+        self._buckets.told(request.standing.tenant, left, self._active(request), time.monotonic() * 1000)
 
     # -- grants ------------------------------------------------------------------------------------------------
 
@@ -262,7 +280,7 @@ class LocalQueue:
     def _hand_out(self, waiter: _Waiter, replica: str, room: LocalRoom) -> None:
         """Reserve for a request that waits. Without a replica, it is placed again."""
         pool, request = waiter.pool, waiter.request
-        reservation: Reservation | Literal["again"] = self._reserve(pool, request, replica) if replica else "again"
+        reservation: Reservation | Literal["again"] = self._reserve(waiter, replica) if replica else "again"
         if room.is_bounded and pool.name not in self._local and not self._store.is_up(pool.name):
             self._say_begin(pool, room)
         if request.reservation in self._waiting:
@@ -270,10 +288,11 @@ class LocalQueue:
         elif isinstance(reservation, Reservation):
             pool.seats.take(reservation)
 
-    def _reserve(self, pool: Pool, request: PlaceRequest, replica: str) -> Reservation:
+    def _reserve(self, waiter: _Waiter, replica: str) -> Reservation:
+        pool, request = waiter.pool, waiter.request
         tokens = request.prompt_tokens
         others = pool.load.backlog_tokens.get(replica, 0)
-        budget, incarnation = request.budget(tokens), pool.records[replica].incarnation
+        budget, incarnation = request.budget(tokens, int(waiter.is_new)), pool.records[replica].incarnation
         reservation = Reservation(
             request.reservation, replica, incarnation, tokens, request.tip, budget, request.is_streamed
         )
@@ -326,5 +345,3 @@ class LocalQueue:
             self._local.discard(pool.name)
             waiting = sum(one.pool is pool for one in self._waiting.values())
             _log.info("the store admits requests again", pool=pool.name, gateways=pool.gateways, waiting_here=waiting)
-        if not self._local:
-            self._buckets.forget()

@@ -16,7 +16,7 @@ from gateway.errors import ApiError
 def limit_headers(limits: TenantLimits, left: tuple[int, ...]) -> dict[str, str]:
     """What is left of a tenant's limits. `left` is as in Placement."""
     headers = {}
-    requests, requests_ms, tokens, tokens_ms = left
+    requests, requests_ms, tokens, tokens_ms = left[:4]
     for name, limit, remaining, reset_ms in (
         ("requests", limits.requests_per_min, requests, requests_ms),
         ("tokens", limits.tokens_per_min, tokens, tokens_ms),

@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.errors import NoRoom, OverLimit, StoreError, StoreLate
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
-from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
+from coordinator.scripts import NOTHING, BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.errors import ApiError
@@ -139,11 +139,10 @@ class Router:
             if is_first and last.pool is pool:
                 release = last.request.reservation
             else:
-                last.done()
+                _give_back(last)
                 last.pool.settlements.send()  # before the next attempt counts
         request = self.request(job, pool, tried, release, since_ms)
-        if request.limits is not None and not release and (last is not None or job.waited_s):
-            request.limits = replace(request.limits, requests_per_min=0)  # another pool has counted it
+        request.is_counted = not release and (last is not None or bool(job.waited_s))  # by another pool
         waited_s = request.waited_s = job.waited_s
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.unshared:
@@ -185,8 +184,10 @@ class Router:
             if not self._local.would_overtake(pool, request):
                 try:
                     placement = await pool.place(request)
-                except (NoRoom, OverLimit):
+                except (NoRoom, OverLimit) as refusal:
                     self._store.note(pool.name, None)
+                    if isinstance(refusal, OverLimit):
+                        self._local.told(request, refusal.left)
                     raise
                 except StoreError as error:
                     self._store.note(pool.name, error)
@@ -195,7 +196,7 @@ class Router:
                 else:
                     return await self._ticket(job, pool, request, placement)
             if last is not None:
-                last.done()
+                _give_back(last)
             placed = await self._local.place(pool, request, last is not None)
         finally:
             del self._asking[request.reservation]
@@ -212,6 +213,8 @@ class Router:
         self._store.note(pool.name, None)
         if placement is None:
             return None
+        if placement.left:
+            self._local.told(request, placement.left)
         if placement.replica not in job.served.replicas:  # somebody wrote to the store's orders by hand
             pool.done(request.reservation)
             pool.claims.withdraw(request, placement)
@@ -296,7 +299,12 @@ class Router:
         can_wait = job.prompt is not None and job.endpoint.computes_prompt
         limits = None
         if job.method == "POST" and job.endpoint.computes_prompt:
-            limits = self._tenants.limits_of(job.caller.tenant, job.max_output_tokens, can_wait)
+            # Between calls of the server's tools, an engine computes a response's context again.
+            has_turns = job.endpoint.stores_responses and job.max_output_tokens is None
+            most_tokens = 0 if has_turns else job.choices * job.served.longest_tokens
+            limits = self._tenants.limits_of(
+                job.caller.tenant, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
+            )
         order: Sequence[str] = ()
         affinity = _affinity(job)
         if job.policy == "consistent_hash":
@@ -383,6 +391,12 @@ class Router:
             self._outcomes = {name: each for name, each in self._outcomes.items() if not each.are_over(now)}
             outcomes = self._outcomes[replica] = ReplicaOutcomes(self._breaker)
         return outcomes
+
+
+def _give_back(last: Ticket) -> None:
+    """What a failed attempt had reserved of its tenant's limits is the next one's."""
+    last.used = NOTHING
+    last.done()
 
 
 def breaker_knobs(health: HealthSettings) -> BreakerKnobs:

@@ -13,6 +13,8 @@ NOBODY = "-"
 _ASSUMED_OUTPUT_TOKENS = 200.0
 _NEWEST = 0.1
 """The part of the newest answer in the mean."""
+_LONGER, _SHORTER = 1.495, 0.995
+"""A step up is 99 times as large as one down, so one of a hundred answers is longer than the number that makes them."""
 _MAX_TENANTS = 10_000
 _NO_LIMITS = TenantLimitSettings()
 _LEAVES_ROOM, _FEW_SLOTS = 0.8, 5
@@ -28,6 +30,9 @@ class Tenants:
         self._bands = bands_of(settings)
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
         self._output_tokens: dict[str, float] = {}
+        """Means, by tenant."""
+        self._long_tokens: dict[str, float] = {}
+        """The p99 of the lengths of answers, by tenant, as a number that steps towards it with each answer."""
 
     def of(self, tenant: str | None, max_output_tokens: int | None, since_ms: int = 0) -> tuple[float, Standing]:
         """The part of a replica's room that a tenant's request may use, and its standing. Its answer has no more tokens
@@ -49,18 +54,30 @@ class Tenants:
         )
         return room_share, standing
 
-    def limits_of(self, tenant: str | None, max_output_tokens: int | None, can_wait: bool) -> TenantLimits | None:
+    def limits_of(
+        self,
+        tenant: str | None,
+        max_output_tokens: int | None,
+        can_wait: bool,
+        most_tokens: int = 0,
+        prompt_tokens: int = 0,
+    ) -> TenantLimits | None:
         """The limits of a tenant, for a request whose answer has no more tokens than `max_output_tokens`; None if there
-        are none. A request that cannot wait counts, but is never kept waiting."""
+        are none. The engine computes no more than `most_tokens` for it, its prompt included; 0: not known. A request
+        that cannot wait counts, but is never kept waiting."""
         known = self._tenants.get(tenant or NOBODY)
         if known is None or known.limits == _NO_LIMITS:
             return None
         limits = known.limits
-        tokens = round(self._mean_output_tokens(known.name)) if max_output_tokens is None else max_output_tokens
+        tokens = max_output_tokens
+        if tokens is None:
+            tokens = round(self._long_tokens.get(known.name, _ASSUMED_OUTPUT_TOKENS))
+        if most_tokens:
+            tokens = min(tokens, max(0, most_tokens - prompt_tokens))
         concurrency = limits.concurrency or 0
         if not can_wait:  # its prompt is not read
-            tokens, concurrency = max_output_tokens or 0, 0
-        return TenantLimits(concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0, tokens)
+            tokens, concurrency = tokens if max_output_tokens is not None else 0, 0
+        return TenantLimits(concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0, tokens, most_tokens)
 
     def _mean_output_tokens(self, name: str) -> float:
         return self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
@@ -70,9 +87,13 @@ class Tenants:
         name = tenant or NOBODY
         if len(self._output_tokens) >= _MAX_TENANTS:
             self._output_tokens.clear()
+            self._long_tokens.clear()
         if output_tokens:  # embeddings tell nothing of how long answers are
             mean = self._mean_output_tokens(name)
             self._output_tokens[name] = mean + _NEWEST * (output_tokens - mean)
+            long = self._long_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
+            is_longer = output_tokens > long
+            self._long_tokens[name] = min(output_tokens, _LONGER * long) if is_longer else max(1.0, _SHORTER * long)
         return self.used_so_far(uncached_tokens, output_tokens)
 
     def used_so_far(self, uncached_tokens: int, output_tokens: int) -> Used:

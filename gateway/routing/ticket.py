@@ -121,4 +121,7 @@ class Ticket:
 
     def done(self) -> None:
         """The attempt holds no load any more."""
-        self.pool.done(self.request.reservation, self.used)
+        used, limits = self.used, self.request.limits
+        if used is not None and limits is not None and 0 < limits.most_tokens < used.limit_tokens:
+            used = used._replace(limit_tokens=limits.most_tokens)
+        self.pool.done(self.request.reservation, used)

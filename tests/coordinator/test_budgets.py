@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
 from contextlib import nullcontext as nothing
 from typing import Any
 
@@ -11,14 +12,15 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.chores.repair import Repair
-from coordinator.errors import OverLimit
+from coordinator.errors import OverLimit, StoreLate
 from coordinator.keys import PoolKeys
 from coordinator.pool import seats
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.pool.tenant_use import TenantUse, read_use
+from coordinator.redis.wire import Wire, load_scripts
 from coordinator.scripts import Placement, PolicyKnobs, TenantLimits, Used
 from tests.coordinator.queueing import asking, queued, two_gateways, waiting
-from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms
+from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms, standing_still
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 
@@ -313,6 +315,19 @@ async def test_a_request_that_was_let_in_is_not_refused_when_it_is_placed_again(
         await placed(one, again)
 
 
+async def test_a_request_that_is_counted_already_is_let_in_and_counts_no_second_time(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        limits = {"requests_per_min": 1, "tokens_per_min": 6000, "output_tokens": 6000}
+        await placed(one, limited("first", **limits))
+        filled = await client.hget(KEYS.tenants, "requests t")
+        again = limited("again", **limits)
+        again.is_counted = True
+        await placed(one, again)
+        assert await client.hget(KEYS.tenants, "requests t") == filled
+
+
 async def test_the_last_request_may_overfill_the_bucket_and_the_next_one_waits_for_that(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
@@ -326,6 +341,90 @@ async def test_the_last_request_may_overfill_the_bucket_and_the_next_one_waits_f
         assert abs(refused.value.wait_s - over * 60 / 1000) < 1
         await later(client, "tokens", refused.value.wait_s)
         await placed(other, limited("next", tokens_per_min=1000))
+
+
+async def test_what_one_answer_adds_is_owed_however_long_that_takes(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await placed(one, limited("big", tokens_per_min=100, output_tokens=3000))
+        one.done("big", Used(0, 5000))
+        await drained(one)
+        for _ in range(2):
+            with pytest.raises(OverLimit) as refused:
+                await other.place(limited("next", tokens_per_min=100))
+            assert abs(refused.value.wait_s - 4900 * 60 / 100) < 5
+        await later(client, "tokens", refused.value.wait_s)
+        await placed(other, limited("next", tokens_per_min=100))
+
+
+@pytest.mark.parametrize("how", ["not sent", "undone first", "undone after its end", "counted first", "lost"])
+async def test_what_a_gateway_let_in_by_itself_counts_once_whatever_became_of_its_placement(
+    redis_server: RedisServer, client: redis.Redis, how: str
+) -> None:
+    """One request and 1000 tokens, of which it takes 300."""
+    limits = {"requests_per_min": 10, "tokens_per_min": 60_000, "output_tokens": 900}
+    async with AsyncExitStack() as closing, two_gateways(redis_server) as (one, other):
+        await placed(one, asking("warm up", PLENTY))
+        asked, wire = limited("late", **limits), one._wire
+        assert wire is not None
+        with nothing() if how == "not sent" else standing_still(redis_server):
+            if how != "not sent":
+                one._budget_s = 0.05
+                one.clock.forget()
+                with pytest.raises(StoreLate):
+                    await one.place(asked)
+                one._budget_s = 5.0
+            if how != "undone first":
+                one.adopt(Reservation("late", "r1", "life1", 100, "-", asked.budget(100, requests=1)))
+            if how in ("undone after its end", "lost"):
+                one.done("late", Used(0, 300))
+            if how == "counted first":
+                one.count_adopted()
+            if how == "lost":
+                one.detach()
+                await wire.close("lost")
+        if how == "undone first":
+            await drained(one)
+            one.adopt(Reservation("late", "r1", "life1", 100, "-", asked.budget(100, requests=1)))
+        if how == "lost":
+            await eventually(lambda: is_known(client, "late"))
+            wire = await Wire.open(redis_server.url, 5.0, lambda _: None)
+            closing.push_async_callback(wire.close)
+            one.attach(wire, await load_scripts(wire))
+        await drained(one)
+        one.done("late", Used(0, 300))
+        one.count_adopted()
+        await drained(one)
+        assert await client.hgetall(KEYS.budgets("gw0")) == {}
+        left = (await placed(other, limited("next", **limits))).left
+        assert left[0] == 10 - 2
+        assert abs(left[2] - (60_000 - 300 - 900)) < 1000
+
+
+async def is_known(client: redis.Redis, reservation: str) -> bool:
+    return bool(await client.hexists(KEYS.budgets("gw0"), reservation))
+
+
+async def test_what_was_used_while_the_store_was_away_counts_when_it_is_back(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Of requests that the store had placed, and of those that it never heard of."""
+    limits = {"requests_per_min": 10, "tokens_per_min": 6000, "output_tokens": 3000}
+    async with two_gateways(redis_server) as (one, other):
+        asked, wire = limited("first", **limits), one._wire
+        assert wire is not None
+        await placed(one, asked)
+        one.detach()
+        one.done("first", Used(0, 500))
+        for number in range(3):
+            one.adopt(Reservation(f"local{number}", "r0", "life1", 9, "-", asked.budget(9, requests=1)))
+            one.done(f"local{number}", Used(0, 700))
+        one.attach(wire, one._allow_oom)
+        await drained(one)
+        left = (await placed(other, limited("next", **limits | {"output_tokens": 0}))).left
+        assert left[0] == 10 - 5
+        assert abs(left[2] - (6000 - 500 - 3 * 700)) < 700
 
 
 async def test_a_request_that_leaves_the_queue_gives_its_tokens_back(

@@ -24,6 +24,7 @@ from coordinator.registry import ReplicaRecord
 from coordinator.scripts import (
     NAMES,
     BreakerKnobs,
+    Budget,
     Placement,
     PolicyKnobs,
     Script,
@@ -117,7 +118,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.attach(wire, allow_oom=True)
     pool._version = "83-84"
     pool.held = Held(85, 86)
-    pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", "tenant 32 33"))
+    pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", Budget("tenant", 32, 33, 1, 34)))
+    pool._unpoured.add("spent", Budget("tenant", 35, 36, 1, 37), None, True)
     pool.count_adopted()
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
@@ -169,8 +171,8 @@ ARGUMENTS: dict[str, list[Any]] = {
     "settle": ["gw0", "done", "adopted", "97 98"],
     "leave": ["gw0", "res"],
     "requeue": ["gw0", _OTHERS.digest, "res"],
-    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
-    "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
+    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "tenant 32 33 0.000 34"],
+    "adopt": ["gw0", 2, 1, "spent tenant 35 36 1.000 37", "adopted", "r0", "life1", 31, "tip", "tenant 32 33 1.000 34"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],
     "reap": ["gw1", 128],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],

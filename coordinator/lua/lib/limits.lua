@@ -1,45 +1,54 @@
 -- Limits of a tenant over all gateways: requests in flight, and requests and tokens a minute. One hash holds them for all
 -- pools of this Redis; in a Redis Cluster, each pool has its own.
 --   tenants             "active <tenant>" -> its requests in flight; "active <tenant> <pool>" -> those of one pool;
---                       "requests <tenant>", "tokens <tenant>" -> when this bucket is empty (ms)
+--                       "requests <tenant>", "tokens <tenant>" -> when this bucket is empty (ms, with three decimals),
+--                       and behind these decimals when this was written (ms, 13 digits): to other readers it is one number
 --   budgets:<gateway>   reservation or seat -> "<tenant> <tokens> <tokens_per_min> <1 while in flight, else 0>"
 -- Requests and tokens a minute are leaky buckets (the generic cell rate algorithm, ITU-T I.371). A bucket holds what a
 -- minute allows, and this leaks out evenly within a minute. A request is let in if a bucket has room for one more request,
--- and the other one for a token. So the last request may overfill the bucket of tokens, and others wait until that has leaked. Tokens are
--- prompt tokens that no cache has, and those of the answer: estimated at first, corrected when the answer has told.
+-- and the other one for a token. So the last request may overfill the bucket of tokens, and others wait until that has leaked:
+-- all of it, because it is no more than one request can take. Tokens are prompt tokens that no cache has, and those of the
+-- answer: the most at first, corrected when the answer has told.
 
 -- include safe
 
 -- The limits of these two hashes, as functions. Most requests have no limits, so these are made only when needed.
 local function budget_of(budgets_key, tenants_key)
   local budget = {}
-  local MINUTE_MS, LONGEST_DEBT_MS, LATE_S, ROUNDING_MS = 60000, 600000, 3600, 0.5
-  local KINDS = { 'requests', 'tokens' }
+  local MINUTE_MS, UNDATED_MS, LATE_S, ROUNDING_MS = 60000, 600000, 3600, 0.5
+  local KINDS, DATED = { 'requests', 'tokens' }, '^(%d+%.%d%d%d)(' .. string.rep('%d', 13) .. ')$'
 
-  -- When a bucket is empty; `now` if it is. A time that is too far ahead was written before the clock went back.
+  local function set_empty_at(kind, tenant, at, now)
+    write('HSET', tenants_key, kind .. ' ' .. tenant, string.format('%.3f%013d', at, now))
+  end
+
+  -- When a bucket is empty; `now` if it is. If it was written later than now, the clock went back: what was in the bucket
+  -- then is in it now. Another version, or somebody by hand, has written a time without its date: it counts for ten minutes
+  -- at most.
   local function empty_at(kind, tenant, now)
-    local at = sum_of(field_of(tenants_key, kind .. ' ' .. tenant))
-    if at > now + LONGEST_DEBT_MS then
-      at = now + LONGEST_DEBT_MS
-      write('HSET', tenants_key, kind .. ' ' .. tenant, string.format('%d', at))
+    local text = field_of(tenants_key, kind .. ' ' .. tenant)
+    local at, written = string.match(text or '', DATED)
+    if at then
+      local ahead_ms = tonumber(written) - now
+      at = tonumber(at)
+      if ahead_ms > 0 then
+        at = math.max(at - ahead_ms, now)
+        set_empty_at(kind, tenant, at, now)
+      end
+    else
+      at = sum_of(text)
+      if at > now + UNDATED_MS then
+        at = now + UNDATED_MS
+        set_empty_at(kind, tenant, at, now)
+      end
     end
     return math.max(at, now)
   end
 
   local function pour(kind, tenant, amount, per_min, now)
     if per_min > 0 and amount ~= 0 then
-      local at = empty_at(kind, tenant, now) + amount * MINUTE_MS / per_min
-      write('HSET', tenants_key, kind .. ' ' .. tenant, string.format('%.3f', math.min(at, now + LONGEST_DEBT_MS)))
+      set_empty_at(kind, tenant, math.max(0, empty_at(kind, tenant, now) + amount * MINUTE_MS / per_min), now)
     end
-  end
-
-  -- So many tokens of an estimate that the bucket takes them all: what ends gives back as many as it took.
-  local function taken(tenant, tokens, per_min, now)
-    if per_min == 0 then
-      return tokens
-    end
-    local room_ms = now + LONGEST_DEBT_MS - empty_at('tokens', tenant, now)
-    return math.min(tokens, math.floor(room_ms * per_min / MINUTE_MS))
   end
 
   -- Counts requests in flight.
@@ -89,7 +98,8 @@ local function budget_of(budgets_key, tenants_key)
     end
   end
 
-  -- What is left: requests, ms until their bucket is empty, tokens, ms; -1 where there is no limit.
+  -- What is left: requests, ms until their bucket is empty, tokens, ms; -1 where there is no limit. Then the requests in
+  -- flight, if these are limited.
   function budget.left(asked, now)
     local left = {}
     for i, kind in ipairs(KINDS) do
@@ -98,15 +108,15 @@ local function budget_of(budgets_key, tenants_key)
       left[2 * i - 1] = per_min == 0 and -1 or math.min(per_min, math.max(0, free))
       left[2 * i] = math.ceil(ms)
     end
-    return string.format('%d %d %d %d', unpack(left))
+    left[5] = asked.concurrency > 0 and sum_of(field_of(tenants_key, 'active ' .. asked.tenant)) or nil
+    return string.format(left[5] and '%d %d %d %d %d' or '%d %d %d %d', unpack(left))
   end
 
-  -- Takes what a request most likely needs, once for a request. `in_flight`: it was placed; otherwise it has a seat.
+  -- Takes the most that a request can need, once for a request. `in_flight`: it was placed; otherwise it has a seat.
   function budget.reserve(reservation, asked, uncached, now, in_flight)
     local tenant, tokens, per_min, was_in_flight = entry_of_budget(reservation)
     if not tenant then
       tenant, tokens, per_min, was_in_flight = asked.tenant, uncached + asked.output_tokens, asked.tokens, '0'
-      tokens = taken(tenant, tokens, per_min, now)
       pour('requests', tenant, 1, asked.requests, now)
       pour('tokens', tenant, tokens, per_min, now)
     end
@@ -151,18 +161,37 @@ local function budget_of(budgets_key, tenants_key)
     redis.pcall('EXPIRE', budgets_key, LATE_S)
   end
 
-  -- A gateway states a request in flight: `text` is "<tenant> <tokens> <tokens_per_min>"; "" if its tenant has no limits.
+  local BUDGET = '^(%S+) (%d+) (%d+) ([%d.]+) (%d+)$'
+
+  -- Pours what a gateway let in by itself, and returns the tenant, tokens and tokens_per_min. `text` is "<tenant> <tokens>
+  -- <tokens_per_min> <requests> <requests_per_min>", where the requests are those that nobody has counted yet.
+  local function pour_budget(text, now, is_known)
+    local tenant, tokens, per_min, requests, requests_per_min = string.match(text, BUDGET)
+    if tenant and not is_known then
+      pour('tokens', tenant, tonumber(tokens), tonumber(per_min), now)
+      pour('requests', tenant, tonumber(requests), tonumber(requests_per_min), now)
+    end
+    return tenant, tokens, per_min
+  end
+
+  -- A request that a gateway let in by itself is over, or many are ("-"). If it was placed here, too, that has counted it.
+  function budget.spend(reservation, text, now)
+    if entry_of_budget(reservation) then
+      local _, tokens = string.match(text, BUDGET)
+      budget.finish(reservation, tonumber(tokens), now)
+    else
+      pour_budget(text, now, false)
+    end
+  end
+
+  -- A gateway states a request in flight. `text` is as above; "" if its tenant has no limits.
   function budget.restate(reservation, text, now)
-    local tenant, tokens, per_min = string.match(text, '^(%S+) (%d+) (%d+)$')
+    local known, known_tokens, _, in_flight = entry_of_budget(reservation)
+    local tenant, tokens, per_min = pour_budget(text, now, known)
     if tenant then
-      local known, _, _, in_flight = entry_of_budget(reservation)
-      if not known then
-        tokens = taken(tenant, tonumber(tokens), tonumber(per_min), now)
-        pour('tokens', tenant, tonumber(tokens), tonumber(per_min), now)
-      end
       if in_flight ~= '1' then
         count(tenant, 1)
-        set_entry(reservation, tenant, tokens, per_min, '1')
+        set_entry(reservation, tenant, known_tokens or tokens, per_min, '1')
       end
       redis.pcall('PERSIST', budgets_key)
     end

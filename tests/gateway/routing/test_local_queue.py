@@ -15,8 +15,10 @@ from coordinator.registry import ReplicaRecord, surveyed_state
 from coordinator.scripts import NOTHING, PolicyKnobs, Seat, Standing, TenantLimits
 from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
+from gateway.routing import local_limits, local_queue
 from gateway.routing.local_queue import LocalQueue
 from tests.coordinator.stage import request
+from tests.polling import eventually
 
 REPLICAS = ("r0", "r1", "r2")
 ONE_EACH = PolicyKnobs(max_active_requests=2)
@@ -196,6 +198,45 @@ async def test_a_tenant_waits_for_its_own_requests_and_nobody_waits_for_it(alone
     assert await alone.place(alone.asked("other")) in REPLICAS
     alone.pool.done("one")
     assert await soon(parked) in REPLICAS
+
+
+async def test_those_that_the_tenant_has_elsewhere_count_for_a_while(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = TenantLimits(concurrency=3)
+    monkeypatch.setattr(local_queue, "TOLD_MS", 50)
+    monkeypatch.setattr(local_limits, "TOLD_MS", 50)
+    asked = alone.asked("one", limits=limits, tenant="team")
+    alone.queue.told(asked, (-1, 0, -1, 0, 3))
+    assert await soon(await alone.waits(asked)) in REPLICAS
+
+
+async def test_nobody_overtakes_the_tenants_requests_that_wait_in_the_store(alone: Alone) -> None:
+    limits = TenantLimits(concurrency=2)
+    seat = asyncio.ensure_future(
+        alone.pool.seats.wait(alone.asked("seat", limits=limits, tenant="team"), Seat(1, 0), None)
+    )
+    await asyncio.sleep(0)
+    late = await alone.waits(alone.asked("late", limits=limits, tenant="team"))
+    assert await alone.place(alone.asked("other", limits=limits, tenant="u")) in REPLICAS
+    for each in (seat, late):
+        each.cancel()
+    await asyncio.wait([seat, late])
+
+
+async def test_a_share_of_a_minute_is_not_filled_again_when_the_store_comes_and_goes(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, knobs = TenantLimits(requests_per_min=2), PolicyKnobs()
+    assert await alone.place(alone.asked("one", knobs=knobs, limits=limits, tenant="team")) in REPLICAS
+    monkeypatch.setattr(local_queue, "RESTATED_S", 0.0)
+    with monkeypatch.context() as up:
+        up.setattr(alone.store, "is_up", lambda _pool: True)
+        alone.queue._local.add("m")
+        alone.queue.store_is_up()
+        await eventually(lambda: not alone.queue._local)
+    with pytest.raises(OverLimit):
+        await alone.place(alone.asked("two", knobs=knobs, limits=limits, tenant="team"))
 
 
 async def test_a_request_counts_once_for_the_limits_of_a_minute(alone: Alone) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.pool.live_load import LiveLoad
-from coordinator.scripts import PolicyKnobs, Reservation
+from coordinator.scripts import Budget, PolicyKnobs, Reservation
 from gateway.routing.local_room import Loads, LocalRoom, choose
 
 
@@ -54,7 +54,7 @@ def test_the_first_usable_replica_with_room_gets_a_request() -> None:
 
 def test_load_is_what_is_live_and_what_is_kept_for_others() -> None:
     live = LiveLoad()
-    one = Reservation("a", "r0", "1", 100, "-", "team 300 0")
+    one = Reservation("a", "r0", "1", 100, "-", Budget("team", 300, 0, 0, 0))
     live.add(one)
     assert (live.requests, live.backlog_tokens, live.of_tenant) == ({"r0": 1}, {"r0": 100}, {"team": 1})
     loads, room = Loads(live), LocalRoom(2, 0)

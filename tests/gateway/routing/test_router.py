@@ -108,3 +108,13 @@ async def test_where_no_replica_is_well_requests_do_not_wait() -> None:
         for _ in range(FAILURES):
             router.failed(ticket)
     assert (await place(router, b"a" * 16)).replica == tickets[0].replica
+
+
+async def test_a_request_reserves_no_more_than_the_longest_context_of_its_model_for_each_choice() -> None:
+    router, asked = lonely_router(), job(b"a" * 16)
+    router._tenants = Tenants(GatewaySettings(tenants=[{"name": "t", "limits": {"tokens_per_min": 10}}]))
+    asked.caller, asked.choices, asked.max_output_tokens = Caller("t", True), 2, 9000
+    asked.served.max_tokens.update(dict.fromkeys(REPLICAS, 1000), r0=4000)
+    limits = router.request(asked, router.pool(asked), (), "").limits
+    assert limits is not None
+    assert (limits.output_tokens, limits.most_tokens) == (8000 - 100, 8000)
