@@ -67,9 +67,11 @@ async def test_all_replicas_serve_through_an_update_of_weights_and_no_death_take
 
         c.kill()
         assert (await where(http, urls)).keys() == {"weights-a", "weights-b"}, "the last pool that came owns nothing"
-        await eventually(lambda: _says(http, one.url, "models_in_several_pools", None))
+        for url in urls:
+            await eventually(lambda url=url: _says(http, url, "models_in_several_pools", None))
         c.start()
-        await eventually(lambda: _says(http, one.url, "models_in_several_pools", {"prod": sorted(pools)}))
+        for url in urls:
+            await eventually(lambda url=url: _says(http, url, "models_in_several_pools", {"prod": sorted(pools)}))
         a.kill()
         b.kill()
         assert (await where(http, urls)).keys() == {"weights-c"}, "the old pool has no replica left"
