@@ -64,6 +64,8 @@ class Rates:
     _prefill: _Ratio = field(default_factory=_Ratio)
     _cpu: _Ratio = field(default_factory=_Ratio)
     _peak: _Peak = field(default_factory=_Peak)
+    _alone_per_s: float = 0.0
+    """The fastest prefills: these had their steps to themselves."""
 
     def observe(self, counters: Mapping[str, float], now_s: float) -> None:
         """Take in the counters' current values."""
@@ -71,16 +73,18 @@ class Rates:
         self._seen = dict(counters)
         prefills, tokens = grown.get("prefills", 0), grown.get("prefill_computed_tokens", 0)
         if prefills > 0 and tokens >= _MIN_COMPUTED_TOKENS * prefills:
-            self._prefill.add(tokens, grown.get("prefill_s", 0))
+            self._prefill.add(tokens, seconds := grown.get("prefill_s", 0))
+            if seconds > 0:
+                self._alone_per_s = max(tokens / seconds, self._alone_per_s * 0.5 ** (seconds / _HALF_AFTER_S))
         self._peak.add(max(0.0, tokens), now_s)
         if grown.get("cpu_load_s", 0) > 0:
             self._cpu.add(grown.get("cpu_loaded_tokens", 0), grown["cpu_load_s"])
 
     def prefill_tokens_per_s(self) -> float | None:
         """How fast the engine computes prompts; None until measured. Prefills that share a step each count its time, so
-        their own speed is too low if there are many; what was computed in a window is too low if there are few."""
-        measured = self._prefill.per_s
-        return max(measured, self._peak.per_s) if measured is not None else None
+        the fastest of them count; what was computed in a window tells more if they always share. So engines of one kind
+        measure about the same, whatever their load is."""
+        return max(self._alone_per_s, self._peak.per_s) if self._alone_per_s else None
 
     def cpu_credit(self, token_bytes: float | None) -> float | None:
         """The saving for a token in the replica's CPU memory; None until measured. `token_bytes` is its KV's size."""

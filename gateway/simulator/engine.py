@@ -240,7 +240,8 @@ class SimEngine:
         if sequence.produced == 0:
             self.stats.prompt_tokens += sequence.prompt.num_tokens
             self._on_first_token(now_s - sequence.arrived_s)
-            sequence.prefill_s = now_s - sequence.scheduled_s
+            if self._settings.speed:  # else it is only the time of this process, which differs from replica to replica
+                sequence.prefill_s = now_s - sequence.scheduled_s
         else:
             self.stats.decode_steps += 1
             self.stats.decode_s += now_s - sequence.last_token_s

@@ -125,7 +125,7 @@ class _EngineCollector(Collector):
         level = self._sleep.level
         states = {"awake": level is None, "weights_offloaded": level == 1, "discard_all": level == 2}
         family = GaugeMetricFamily("vllm:engine_sleep_state", "Engine sleep state.", labels=(*_LABELS, "sleep_state"))
-        for rank in range(len(self._engines)):
+        for rank in self._settings.ranks:
             for name, is_so in states.items():
                 family.add_metric((self._model_name, str(rank), name), is_so)
         return family

@@ -71,5 +71,7 @@ def test_an_engine_that_begins_to_count_anew_is_no_negative_rate() -> None:
 def test_an_engine_is_as_fast_as_one_prefill_alone_or_as_many_together_in_a_window() -> None:
     assert rates(engine()).prefill_tokens_per_s() is None
     assert rates(*COMPUTED).prefill_tokens_per_s() == 1000.0
+    seldom_alone = rates(*COMPUTED, engine(10, 20_000, 132), engine(18, 36_000, 260))
+    assert seldom_alone.prefill_tokens_per_s() > 2 * 125, "as fast as its prefill alone, less with time"
     shared = rates(engine(), engine(8, 12_000, 48), engine(16, 24_000, 96), engine(16, 24_000, 96))
     assert shared.prefill_tokens_per_s() == 2000.0, "of 24 000 in 12 s, though each prefill took 6 s for 1 500"
