@@ -135,14 +135,18 @@ class HttpEngine:
         )
 
     async def _look_whether_asleep(self, told: bool | None) -> None:
-        """`told`: by its metrics. If an engine is too busy to answer /is_sleeping, its last answer counts."""
+        """`told`: by its metrics. If an engine is too busy to answer /is_sleeping, its last answer counts. If it
+        answers an error, it stops, and is not asked again: vLLM 0.33 never exits while such a question waits."""
         assert self._identity is not None
         if not self._identity.tells_sleep:
             self._is_asleep = told
             return
-        with suppress(ControlError):
-            answer = await self._client.get_json(self._url + "/is_sleeping", _SLEEP_TIMEOUT_S)
-            self._is_asleep = parse_sleep(answer)
+        with suppress(ControlError, orjson.JSONDecodeError):
+            status, body = await self._client.get(self._url + "/is_sleeping", _SLEEP_TIMEOUT_S)
+            if status == _OK:
+                self._is_asleep = parse_sleep(orjson.loads(body))
+            else:
+                self._identity = self._identity._replace(tells_sleep=False)
 
     async def _look_at_lmcache(self) -> None:
         """Every few seconds. While the server is away, its last answer counts: chunk names do not change."""

@@ -214,7 +214,7 @@ class HealthChecks:
             with suppress(ValueError):
                 if (told := parse_sleep(parse_answer("GET /is_sleeping", answer.status, answer.body))) is not None:
                     return told
-            member.tells_sleep = answer.status >= 500
+            member.tells_sleep = False  # it has no such path, or it stops: vLLM 0.33 never exits while a question waits
         told = member.facts.is_asleep if is_full else None
         return told or (None if is_followed else told)
 

@@ -110,15 +110,17 @@ async def test_whether_it_sleeps_its_server_tells_and_its_metrics_if_that_does_n
     engine = HttpEngine(client, server.url)
     server.answers |= {"/metrics": SLEEP_METRICS % 1, "/is_sleeping": {"is_sleeping": True}}
     assert (await engine.look()).is_asleep is True
-    server.answers["/is_sleeping"] = 500  # it is too busy to tell
-    assert (await engine.look()).is_asleep is True
     server.answers["/is_sleeping"] = {"is_sleeping": False}
     assert (await engine.look()).is_asleep is False
+    server.answers["/is_sleeping"] = 500  # it stops
+    for _ in range(3):
+        await engine.look()
+    assert server.asked.count("/is_sleeping") == 4, "an engine that stops is not asked again"
     del server.answers["/is_sleeping"]
     for awake, is_asleep in ((1, False), (0, True)):
         server.answers["/metrics"] = SLEEP_METRICS % awake
         assert (await HttpEngine(client, server.url).look()).is_asleep is is_asleep
-    assert server.asked.count("/is_sleeping") == 6  # the last two engines are asked once each
+    assert server.asked.count("/is_sleeping") == 6, "the last two engines are asked once each"
 
 
 async def test_an_endpoint_that_names_its_host_stays_as_it_is(server: Server, client: ControlClient) -> None:
