@@ -235,13 +235,21 @@ class SimEngine:
         loading_s = self._loaded_tokens * self._load_s_per_token
         return storing_s + max(self._settings.decode_s_per_token, computing_s + loading_s)
 
+    def _prefill_s(self, sequence: TokenSequence, now_s: float) -> float:
+        """The time of a prefill, as metrics tell it. A machine cannot keep the time of a simulation that is faster than
+        an engine: the time that was meant is told then, so that equal replicas tell the same."""
+        speed = self._settings.speed
+        if speed > 1:
+            computed_tokens = sequence.prompt.num_tokens - (sequence.cached_tokens or 0)
+            return computed_tokens / self._settings.prefill_tokens_per_s / speed
+        return now_s - sequence.scheduled_s if speed else 0.0
+
     def _sample(self, sequence: TokenSequence) -> None:
         now_s = asyncio.get_running_loop().time()
         if sequence.produced == 0:
             self.stats.prompt_tokens += sequence.prompt.num_tokens
             self._on_first_token(now_s - sequence.arrived_s)
-            if self._settings.speed:  # else it is only the time of this process, which differs from replica to replica
-                sequence.prefill_s = now_s - sequence.scheduled_s
+            sequence.prefill_s = self._prefill_s(sequence, now_s)
         else:
             self.stats.decode_steps += 1
             self.stats.decode_s += now_s - sequence.last_token_s
