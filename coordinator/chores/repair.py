@@ -40,8 +40,9 @@ KEYS = (
 CHECK_FLIGHT_EVERY_MS = 60_000
 """How often everything in flight is checked; the sums are checked in each round."""
 AGAIN_MS = 2_000
-"""Keys are written into `held` a little later than their owner's record, so a sum may lack some keys. After this time
-the sum is compared with its keys, and computed again until both were equal once."""
+"""Keys are written into `held` a little later than their owner's record, so a sum may lack some keys. It is compared
+with its keys as soon as it has not changed for this time. Otherwise one key that it lacks and one that is new may be
+equal by chance."""
 _CHECKED_AT_ONCE = 500
 """Records that one call checks: half a ms of Redis' time."""
 _CALLS_PER_BEAT = 3
@@ -57,7 +58,7 @@ _KEY = re.compile(rb"[0-9a-f]{32}")
 
 @dataclass(slots=True, eq=False)
 class Recount:
-    """Sums one replica's owned_tokens again, and compares the sum with its keys AGAIN_MS later: a chore, twice."""
+    """Sums one replica's owned_tokens again, and then compares the sum with its keys: a chore, until both are equal."""
 
     pool: Pool
     replica: str
@@ -79,10 +80,20 @@ class Recount:
 
     async def do_piece(self) -> bool:
         """Read some names of keys, sum some keys, or compare some with the sum."""
+        if self.is_comparison and not self.names_read and await self._has_changed():
+            return True
         if self.names_read >= 0:
             await self._read_names()
             return False
         return await (self._compare_piece() if self.is_comparison else self._sum_piece())
+
+    async def _has_changed(self) -> bool:
+        """Whether the sum is not what it was AGAIN_MS ago. Then the comparison waits again."""
+        stands = readable(await self.pool.read("HGET", self.pool.keys.owned_tokens, self.replica) or b"")
+        if stands != self.sum_so_far:
+            self._compare_later(stands)
+            return True
+        return False
 
     async def _read_names(self) -> None:
         first = max(0, self.names_read - _OVERLAP)
@@ -106,24 +117,20 @@ class Recount:
         self.sum_so_far = str(total)
         if self._summed < len(self.keys):
             return False
-        self._start_again(0)
-        self.is_comparison = True
-        self.due_ms = (self.pool.state.now_ms if self.pool.state is not None else 0) + AGAIN_MS
+        self._compare_later(str(total))
         return True
 
     async def _compare_piece(self) -> bool:
-        """It also counts as right if it changes all the time."""
         piece = self.keys[self._summed : self._summed + _PIECE]
         told = await self.pool.run("recount", replica=self.replica, sum_so_far="?", keys=piece)
         if not isinstance(told, list):
             self.is_over = True  # its own record cannot be read: repair reports it
             return True
         tokens, stands = int(told[0]), readable(told[1] or b"")
-        if self._summed and stands != self.sum_so_far:
-            self._start_again(self.passes + 1)
-            self.is_over = self.passes >= _STRICT_PASSES
-            return self.is_over
-        self._summed, self._tokens, self.sum_so_far = self._summed + len(piece), self._tokens + tokens, stands
+        if stands != self.sum_so_far:
+            self._compare_later(stands)
+            return True
+        self._summed, self._tokens = self._summed + len(piece), self._tokens + tokens
         if self._summed < len(self.keys):
             return False
         self.is_over = stands == str(self._tokens)
@@ -131,6 +138,11 @@ class Recount:
             self._start_again(0)
             self.is_comparison = False
         return self.is_over
+
+    def _compare_later(self, stands: str) -> None:
+        self._start_again(0)
+        self.is_comparison, self.sum_so_far = True, stands
+        self.due_ms = (self.pool.state.now_ms if self.pool.state is not None else 0) + AGAIN_MS
 
     def _start_again(self, passes: int) -> None:
         self.passes, self.sum_so_far = passes, ""
