@@ -80,7 +80,7 @@ class Router:
                 asked.clear()  # meanwhile, pools that were asked before may have got a ready replica
             asked.add(job.served.backend)
             job.renew(self._fleet.backends(job.model))
-            if not self.aim(job, tried, asked):
+            if not self.aim(job, tried, asked) and not _aim_at_any(job, asked):
                 return None
 
     def aim(self, job: Job, tried: Collection[str] = (), asked: Collection[str] = ()) -> bool:
@@ -442,6 +442,15 @@ def _no_room(refusal: NoRoom, wait_s: float) -> ApiError:
     else:
         message = f"No replica had room within {wait_s:g} s. Retry in about {expected_s} s."
     return ApiError(503, "deadline_unreachable", message, headers=headers)
+
+
+def _aim_at_any(job: Job, asked: Collection[str]) -> bool:
+    """No pool has a ready replica as far as this gateway knows. But its heartbeats are up to half a second old, and the
+    store may know one. So pools that were not asked are asked, too. Returns whether there is one."""
+    left = () if job.pinned else [each for each in job.backends if each.backend not in asked]
+    if left:
+        job.aim(left[0])
+    return bool(left)
 
 
 def _conversation(job: Job) -> bytes:

@@ -75,6 +75,20 @@ async def test_a_request_is_tried_again_on_weights_that_came_after_it_was_sent(
         assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (200, "r1")
 
 
+async def test_a_pool_whose_replicas_have_just_become_ready_is_asked_before_a_request_fails(
+    old: ScriptedReplica, new: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat tells the gateway up to half a second late that they are ready."""
+    old.says(b"")
+    replicas = [each.model_dump() for each in listed(r0=old, r1=new)]
+    before = gateway_before(old, replicas=replicas)
+    async with before as (gateway, url), httpx.AsyncClient(base_url=url) as http:
+        await until_ready(gateway, "r0", "r1")
+        monkeypatch.setattr(gateway.fleet, "is_ready", lambda name: name == "r0")
+        answer = await ask(http, "early")
+        assert (answer.status_code, answer.headers.get("x-kvgate-replica"), old.asked > 0) == (200, "r1", True)
+
+
 async def test_requests_that_wait_for_replicas_that_are_not_listed_any_more_go_to_another_pool(
     old: ScriptedReplica, new: ScriptedReplica
 ) -> None:
