@@ -40,7 +40,7 @@ class Explainer:
         await self._responses.pin(job)
         if job.prompt is None:
             raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
-        if len(job.backends) > 1 or job.served is not job.backends[0]:
+        if job.has_choice:
             self._router.aim(job)
         pool = self._router.pool(job)
         answer: dict[str, Any] = {

@@ -154,7 +154,7 @@ class Attempts:
             return ticket
 
     async def _place_once(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Ticket | None:
-        if len(job.backends) > 1 or job.served is not job.backends[0]:
+        if job.has_choice:
             self._router.aim(job, [each.replica for each in tickets])
         return await self._router.place(job, self._tried(job, tickets), last)
 
@@ -287,8 +287,8 @@ class Attempts:
     def _is_refused_here(
         self, job: Job, tickets: list[Ticket], failures: list[Failure], answer: Answer, is_whole: bool
     ) -> bool:
-        """Whether the replica refuses what another one may serve. From now on the request avoids all replicas that
-        would refuse it for the same reason."""
+        """Whether the replica refuses what another one may serve. The next attempt avoids all replicas that would
+        refuse it for the same reason."""
         replica, served = tickets[-1].replica, job.served
         tried = {each.replica for each in tickets}
         if answer.status not in REFUSALS or not is_whole or job.pinned or len(tickets) >= self._max_attempts:
@@ -309,7 +309,6 @@ class Attempts:
             job.needed_tokens = max(job.needed_tokens, length + 1)
         elif why == "media_refused":
             job.refusing |= served.names if len(job.backends) > 1 else {replica}
-        job.renew(job.backends)
         return bool(why)
 
     def _taken(self, job: Job, ticket: Ticket, streamed: bool) -> None:
@@ -386,8 +385,7 @@ class Attempts:
 
 async def _declined(answer: Answer, held: HeldBytes) -> Failure:
     """The replica refused. The answer is kept, if there is room, and passed on only if no other replica can serve."""
-    is_whole = await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
-    body = answer.take() if is_whole else None
+    body = answer.take() if await _gathered(answer, held) else None
     held.keep()
     return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 

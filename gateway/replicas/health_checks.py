@@ -115,10 +115,16 @@ class HealthChecks:
     async def answers(self, member: Member) -> bool:
         """Whether the replica answers now."""
         try:
-            is_ours = self._fleet.is_ours(member)
-            return (await self._upstream.get(member.url, "/health", self._health.timeout_s, is_ours)).status < 500
+            await self._ask_health(member, self._fleet.is_ours(member))
         except UpstreamError:
             return False
+        return True
+
+    async def _ask_health(self, member: Member, is_ours: bool) -> None:
+        """Raises UpstreamError if it is not well."""
+        health = await self._upstream.get(member.url, "/health", self._health.timeout_s, with_key=is_ours)
+        if health.status >= 500:
+            raise UpstreamError("unhealthy", f"/health answered {health.status}")
 
     async def _check_until_settled(self, member: Member) -> None:
         """Check once. If a replica that was alive fails, check it every `interval_s` until it is well again or dead."""
@@ -176,9 +182,7 @@ class HealthChecks:
         was_alive, member.checked_s, is_full = member.alive, time.monotonic(), False
         is_ours = self._fleet.is_ours(member)
         try:
-            health = await self._upstream.get(member.url, "/health", self._health.timeout_s, with_key=is_ours)
-            if health.status >= 500:
-                raise UpstreamError("unhealthy", f"/health answered {health.status}")
+            await self._ask_health(member, is_ours)
             is_full = is_ours and (self._may_have_restarted(member) or self._is_turn(member))
             if is_full:
                 await self._discover(member)

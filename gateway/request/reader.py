@@ -131,6 +131,11 @@ class Job:
             self.held_since_s = self.held_since_s or time.monotonic() - waited_s
 
     @property
+    def has_choice(self) -> bool:
+        """Whether it can go to several pools, or only to some replicas of its pool."""
+        return len(self.backends) > 1 or self.served is not self.backends[0]
+
+    @property
     def is_choosy(self) -> bool:
         """Whether some replicas are left out, because they do not seem to suit it."""
         return any(each.fitting(self.needed_tokens, self.refusing) is not each for each in self.backends)

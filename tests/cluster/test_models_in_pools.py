@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, SimReplica
 from coordinator.keys import PoolKeys, pool_slug
 from tests.cluster.clients import CHAT, ask, chat, held_stream, prose
-from tests.cluster.gateways import another_gateway
+from tests.cluster.gateways import GatewayProcess, another_gateway
 from tests.cluster.servers import another_server
 from tests.polling import eventually
 
@@ -23,6 +25,17 @@ SERVED = ("--served-name", "prod")
 def listed(**servers: SimReplica) -> dict[str, Any]:
     replicas = [{"id": f"weights-{name}", "url": server.url} for name, server in servers.items()]
     return {"replicas": replicas, "health": {"interval_s": 0.3, "timeout_s": 2}}
+
+
+@asynccontextmanager
+async def two_gateways(
+    cluster: Cluster, name: str, settings: dict[str, Any]
+) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess]]:
+    async with (
+        another_gateway(cluster, f"{name}-1", **settings) as one,
+        another_gateway(cluster, f"{name}-2", **settings) as two,
+    ):
+        yield one, two
 
 
 async def where(http: httpx.AsyncClient, urls: tuple[str, ...], count: int = 40) -> dict[str, list[int]]:
@@ -46,8 +59,7 @@ async def test_all_replicas_serve_through_an_update_of_weights_and_no_death_take
         another_server(http, tmp_path, "--model", OLD, *SERVED) as a,
         another_server(http, tmp_path, "--model", OLD, *SERVED) as b,
         another_server(http, tmp_path, "--model", NEW, *SERVED) as c,
-        another_gateway(cluster, "update-1", **listed(a=a, b=b, c=c)) as one,
-        another_gateway(cluster, "update-2", **listed(a=a, b=b, c=c)) as two,
+        two_gateways(cluster, "update", listed(a=a, b=b, c=c)) as (one, two),
     ):
         urls = one.url, two.url
         pools = [pool_slug(OLD), pool_slug(NEW)]
@@ -90,8 +102,7 @@ async def test_a_replica_with_new_weights_leaves_the_pool_of_the_old_ones(
     async with (
         another_server(http, tmp_path, "--model", OLD, *SERVED) as a,
         another_server(http, tmp_path, "--model", OLD, *SERVED) as b,
-        another_gateway(cluster, "leaves-1", **listed(stays=a, leaves=b)) as one,
-        another_gateway(cluster, "leaves-2", **listed(stays=a, leaves=b)) as two,
+        two_gateways(cluster, "leaves", listed(stays=a, leaves=b)) as (one, two),
         redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
     ):
         old, new = PoolKeys(pool_slug(OLD)).replicas, PoolKeys(pool_slug(NEW)).replicas
@@ -122,8 +133,7 @@ async def test_requests_that_wait_in_a_pool_whose_replicas_die_go_to_another_poo
     ):
         settings = listed(old=old, new=new) | {"policy": {"max_active_requests": 1}}
         async with (
-            another_gateway(cluster, "waits-1", **settings) as one,
-            another_gateway(cluster, "waits-2", **settings) as two,
+            two_gateways(cluster, "waits", settings) as (one, two),
             redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
         ):
             for server in (old, new):
@@ -155,8 +165,7 @@ async def test_prompts_go_to_replicas_that_are_long_enough(
     async with (
         another_server(http, tmp_path, *short) as few,
         another_server(http, tmp_path, *long) as many,
-        another_gateway(cluster, "lengths-1", **listed(short=few, long=many)) as one,
-        another_gateway(cluster, "lengths-2", **listed(short=few, long=many)) as two,
+        two_gateways(cluster, "lengths", listed(short=few, long=many)) as (one, two),
     ):
         for url in (one.url, two.url):
             (card,) = (await http.get(f"{url}/v1/models")).json()["data"]
