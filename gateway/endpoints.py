@@ -27,7 +27,7 @@ _RESPONSE_ENDS = (
     b"event: response.cancelled",
 )
 _ENDING_WORDS: Final[dict[Api, tuple[bytes, ...]]] = {
-    "openai": (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "', b'"error"'),
+    "openai": (b'"error"',),
     "openai-responses": (b"event: response.c", b"event: response.failed", b"event: response.incomplete", b'"error"'),
     "anthropic": (b"message_", b'"error"'),
 }
@@ -77,7 +77,7 @@ class Endpoint:
 
     @property
     def ending_words(self) -> tuple[bytes, ...]:
-        """Rare words. Each event that ends a stream, or says that its engine did not finish, has one of them."""
+        """Rare words. Each event that says that its engine did not finish has one of them, or a finish reason."""
         return _ENDING_WORDS[self.api] if self.is_generated else ()
 
     @property

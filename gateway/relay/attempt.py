@@ -16,7 +16,16 @@ from gateway.deadlines import Deadlines, Limit
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.charges import Charges
-from gateway.relay.endings import ABORT, ABORTED, Unfinished, only_opens, says_no_end, unfinished
+from gateway.relay.endings import (
+    ABORT,
+    ABORTED,
+    Unfinished,
+    may_be_unfinished,
+    may_open,
+    opens,
+    says_no_end,
+    unfinished,
+)
 from gateway.relay.error_shapes import error_body
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
@@ -419,10 +428,14 @@ async def _begun(answer: Answer, held: HeldBytes) -> bool:
     size_bytes = 0
     while not await answer.gathered(size_bytes, held.has_room):
         first = answer.look()
-        if not size_bytes < len(first) <= WINDOW_BYTES or not only_opens(map(event_data, split_events(first))):
+        if not size_bytes < len(first) <= WINDOW_BYTES or not all(map(_only_opens, reversed(split_events(first)))):
             return False
         size_bytes = len(first)
     return True
+
+
+def _only_opens(event: bytes) -> bool:
+    return may_open(event) and (document := event_data(event)) is not None and opens(document)
 
 
 _Said = tuple[dict[str, Any] | None, Unfinished | None]
@@ -443,7 +456,7 @@ def _says(job: Job, answer: Answer, is_whole: bool) -> _Said:
 def _begins(job: Job, answer: Answer) -> _Said:
     """What a stream's first events say. Most have nothing to say and are not parsed."""
     first = answer.look()
-    if any(word in first for word in job.endpoint.ending_words):
+    if may_be_unfinished(first, job.endpoint.ending_words):
         for event in split_events(first[:WINDOW_BYTES]):
             document = event_data(event)
             if document is not None and (found := unfinished(document, job.has_effects)) is not None:

@@ -16,13 +16,13 @@ An unknown finish reason is an end: a new engine's `stop` by another name must n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 ABORTED = "aborted"
 _NO_ENDS = frozenset({"abort", "aborted", "error", "cancelled", "canceled", "failed", "interrupted", "timeout"})
 """Finish reasons of vLLM, SGLang, TensorRT-LLM and Dynamo, and other spellings of these."""
 _NO_END = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"(?:' + "|".join(sorted(_NO_ENDS)).encode() + rb')"')
+_REASONS = (b'"finish_reason":"', b'"finish_reason": "')
 _LIMITS = ("max_output_tokens", "content_filter", None)
 """The reasons for which a response is incomplete, and ended by itself."""
 _ENGINE = re.compile(r"server|internal|engine|unavailable|overload|timeout|api_?error", re.IGNORECASE)
@@ -75,6 +75,18 @@ def unfinished(document: dict[str, Any], may_be_cancelled: bool = False) -> Unfi
     return None
 
 
+def may_be_unfinished(data: bytes, words: tuple[bytes, ...]) -> bool:
+    """Whether an event in this data may say that its engine did not finish. Most events do not, so this is cheap.
+    `words`: see `Endpoint.ending_words`; there are none if nothing is generated."""
+    for word in words:
+        if word in data:
+            return True
+    for reason in _REASONS if words else ():
+        if (at := data.find(reason)) >= 0:
+            return _NO_END.search(data, at) is not None
+    return False
+
+
 def says_no_end(data: bytes) -> bool:
     """Whether this piece of an unparsed answer has a finish reason that is no end, or an empty embedding. Text
     cannot imitate them: inside a string, quotation marks have a backslash."""
@@ -83,12 +95,13 @@ def says_no_end(data: bytes) -> bool:
     return b'"embedding":[]' in data or b'"embedding":""' in data
 
 
-def only_opens(documents: Iterable[dict[str, Any] | None]) -> bool:
-    """Whether these events of a stream only announce an answer. Nothing of it was generated yet."""
-    return all(document is not None and _opens(document) for document in documents)
+def may_open(event: bytes) -> bool:
+    """Whether an event of a stream may only announce an answer. Most events do not, so this is cheap."""
+    return b'"role"' in event or b"message_start" in event or b"ping" in event
 
 
-def _opens(document: dict[str, Any]) -> bool:
+def opens(document: dict[str, Any]) -> bool:
+    """Whether an event of a stream only announces an answer. Nothing of it was generated yet."""
     choices = document.get("choices")
     if not choices or not isinstance(choices, list):
         return document.get("type") in ("message_start", "ping")

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import orjson
 
-from gateway.relay.endings import unfinished
+from gateway.relay.endings import may_be_unfinished, unfinished
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -39,8 +38,8 @@ class EventRelay:
 
     `end_marks` are beginnings of lines. A JSON string holds no line break, so no content can look like one.
     `edit`, if given, turns events into those for the client. `token_mark` is a key that each part of a choice has once;
-    strings cannot imitate it, because quotation marks inside have a backslash. Only an event with one of the
-    `ending_words` may be an end; by default, these are the `end_marks`. `may_be_cancelled`: see `endings.unfinished`.
+    strings cannot imitate it, because quotation marks inside have a backslash. `ending_words`: see `Endpoint`.
+    `may_be_cancelled`: see `endings.unfinished`.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class EventRelay:
         self.unfinished = ""
         """Why the engine did not finish the answer, if an event said so."""
         self._end_marks = end_marks
-        self._ending_words = ending_words or end_marks
+        self._ending_words = ending_words
         self._may_be_cancelled = may_be_cancelled
         self._strip_usage = strip_usage
         self._edit = edit
@@ -132,10 +131,10 @@ class EventRelay:
             ready = self._edit(ready)
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
-        for word in self._ending_words:
-            if word in ready:
-                return self._checked(ready)
-        if self._lessons:
+        if may_be_unfinished(ready, self._ending_words):
+            return self._checked(ready)
+        self._look_for_end(ready)
+        if self._lessons and not usual:
             self._learn(ready)
         return ready
 
@@ -148,18 +147,24 @@ class EventRelay:
         if is_form and _HAS_USAGE.search(event) is None:
             self._usual_start, self._usual_end = event[: delta + len(self._token_mark)], event[reason:]
 
+    def _look_for_end(self, ready: bytes) -> None:
+        if not self.saw_end:
+            for mark in self._end_marks:
+                if mark in ready and _begins_a_line(mark, ready):
+                    self.saw_end = True
+
     def _checked(self, ready: bytes) -> bytes:
-        """Looks for the end. If an event says that the engine did not finish, the client gets the events before it. An
-        error that is the request's fault is passed on, as an end."""
+        """If an event says that the engine did not finish, the client gets the events before it. An error that is the
+        request's fault is passed on, as an end."""
         passed = 0
         for event in split_events(ready):
-            document = event_data(event) if any(word in event for word in self._ending_words) else None
+            document = event_data(event) if may_be_unfinished(event, self._ending_words) else None
             found = unfinished(document, self._may_be_cancelled) if document is not None else None
             if found is not None and not found.is_requests_fault:
                 self.unfinished = str(found)
                 return ready[:passed]
-            if found is not None or any(_begins_a_line(mark, event) for mark in self._end_marks):
-                self.saw_end = True
+            self.saw_end = self.saw_end or found is not None
+            self._look_for_end(event)
             passed += len(event)
         return ready
 
@@ -170,8 +175,7 @@ class EventRelay:
         if self._edit is not None:
             event = self._edit(event)
         self.usage = last_usage(event) or self.usage
-        beginning = event[:WINDOW_BYTES]
-        self.saw_end = self.saw_end or any(_begins_a_line(mark, beginning) for mark in self._end_marks)
+        self._look_for_end(event[:WINDOW_BYTES])
         return event
 
     def _take_usage(self, ready: bytes) -> bytes:
@@ -235,7 +239,6 @@ def split_events(data: bytes) -> list[bytes]:
     return [part + separator for part in data.split(separator) if part]
 
 
-@cache
 def _begins_a_line(mark: bytes, data: bytes) -> bool:
     return data.startswith(mark) or b"\n" + mark in data
 

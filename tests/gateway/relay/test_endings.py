@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
-from gateway.relay.endings import only_opens, says_no_end, unfinished
+from gateway.endpoints import endpoint_of
+from gateway.relay.endings import may_be_unfinished, may_open, opens, says_no_end, unfinished
 
 
 def choices(*reasons: Any) -> dict[str, Any]:
@@ -90,6 +92,22 @@ def test_an_answer_that_its_engine_aborted_is_unfinished(document: dict[str, Any
     assert (found.reason, found.is_requests_fault) == ("aborted", False)
 
 
+@pytest.mark.parametrize("document", [*ABORTED, *(error for error, _ in ERRORS + REFUSALS)], ids=str)
+def test_an_event_that_says_so_is_read(document: dict[str, Any]) -> None:
+    """By its words: the others are not parsed."""
+    kind = str(document.get("type") or document.get("object") or "")
+    path = (
+        "responses"
+        if kind.startswith("response")
+        else "messages"
+        if kind[:5] in ("messa", "error")
+        else "chat/completions"
+    )
+    event = b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(document))
+    is_streamed = kind not in ("list", "message", "response")
+    assert not is_streamed or may_be_unfinished(event, endpoint_of(f"/v1/{path}").ending_words)
+
+
 @pytest.mark.parametrize(("document", "status"), [*ERRORS, *REFUSALS], ids=str)
 def test_an_error_counts_by_the_status_that_it_stands_for(document: dict[str, Any], status: int) -> None:
     found = unfinished(document)
@@ -120,13 +138,14 @@ def test_in_an_answer_that_is_not_parsed_text_cannot_imitate_a_finish_reason(dat
 
 def test_events_without_any_token_only_announce_an_answer() -> None:
     role = {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-    assert only_opens([role, role, {"type": "message_start"}])
+    for first in (role, {"type": "message_start"}):
+        assert may_open(orjson.dumps(first))
+        assert opens(first)
     for more in (
         {"choices": [{"delta": {"content": "a"}}]},
         {"choices": [{"delta": {"role": "assistant", "content": "a"}}]},
         {"choices": [{"delta": {"role": "assistant"}, "finish_reason": "abort"}]},
         {"choices": [], "usage": {}},
         {"type": "content_block_start"},
-        None,
     ):
-        assert not only_opens([role, more])
+        assert not opens(more)
