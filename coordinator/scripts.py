@@ -428,7 +428,7 @@ class Placement(NamedTuple):
     @property
     def is_exact(self) -> bool:
         """Whether events also confirm that what is told is there."""
-        return self.is_told and self.mode != PARTIAL
+        return self.mode not in ("", UNCONFIRMED, PARTIAL)
 
 
 @dataclass(slots=True)

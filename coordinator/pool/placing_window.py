@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 
 from coordinator.errors import StoreLate
-from coordinator.redis.time_limit import TimeLimit, fail
+from coordinator.redis.time_limit import TimeLimits, fail
 from coordinator.redis.wire import has_result
 
 MOST = 64
@@ -28,6 +28,7 @@ class PlacingWindow:
         self.taken = 0
         self._shrink_every_s = shrink_every_s
         self._shrunk_at_s = 0.0
+        self._limits = TimeLimits()
         self._waiting: OrderedDict[asyncio.Future[None], float] = OrderedDict()
         """Who waits, and until when."""
 
@@ -43,10 +44,10 @@ class PlacingWindow:
 
     async def wait(self, limit_s: float, until_s: float) -> None:
         """Wait for a place and take it. Raises StoreLate if none is free within `limit_s` of Redis' time, or by
-        `until_s`: see TimeLimit."""
+        `until_s`: see TimeLimits."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = until_s
-        limit = TimeLimit(turn, limit_s, until_s, f"{self.taken} placements before it are unanswered")
+        self._limits.watch(turn, limit_s, until_s, f"{self.taken} placements before it are unanswered")
         try:
             await turn
         except asyncio.CancelledError:
@@ -54,7 +55,6 @@ class PlacingWindow:
                 self.give_back()
             raise
         finally:
-            limit.cancel()
             self._waiting.pop(turn, None)
 
     def give_back(self) -> None:

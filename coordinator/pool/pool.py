@@ -287,7 +287,7 @@ class Pool:
                 began_s = time.monotonic()
                 until_s = began_s + IN_ALL * self._budget_s
             else:
-                wire = await self._enter(self._lag.extended(self._budget_s) * _WAITING_SHARE, until_s)
+                wire = await self._enter(None, until_s)
             if not self._declare(request):
                 self._window.give_back()
                 self.done(request.release)
@@ -319,11 +319,12 @@ class Pool:
             raise StoreLate("placements were sent too late", "gateway")
         raise StoreDown(f"the store does not take this placement: {placement}")
 
-    async def _enter(self, limit_s: float, until_s: float) -> Wire:
-        """Take a place in the window. Returns the connection to send the placement on."""
+    async def _enter(self, limit_s: float | None, until_s: float) -> Wire:
+        """Take a place in the window. Returns the connection to send the placement on. Without a limit, a part of the
+        budget is one."""
         wire = self._placing_wire()
         if not self._window.take():
-            await self._window.wait(limit_s, until_s)
+            await self._window.wait(limit_s or self._lag.extended(self._budget_s) * _WAITING_SHARE, until_s)
             try:
                 wire = self._placing_wire()  # it may have changed meanwhile
             except StoreDown:

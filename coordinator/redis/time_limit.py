@@ -10,7 +10,8 @@ from coordinator.errors import StoreLate
 
 IN_ALL = 3
 """A call may take so many of its budgets, if this process itself is slow."""
-_STEPS = 4
+STEP_S = 0.005
+_ROUNDING_S = 1e-6
 _FADES = 0.99
 _Reply = TypeVar("_Reply")
 
@@ -39,35 +40,53 @@ class LoopLag:
         return min(budget_s + 2 * self.seconds, IN_ALL * budget_s)
 
 
-class TimeLimit:
-    """Fails a future with StoreLate when Redis has had its time, which is less than the time that goes by while this
+class TimeLimits:
+    """Fails futures with StoreLate when Redis has had its time, which is less than the time that goes by while this
     process is slow.
 
-    The time is counted in steps. A step after which the event loop comes late counts as one step, however late the loop
-    is: the reply may lie in the socket. Both asyncio and uvloop read sockets before they run timers, so such a reply is
-    handed out first.
+    The time is counted in steps of STEP_S at most, by one timer for all. A step after which the event loop comes late
+    counts as one step, however late the loop is: the reply may lie in the socket. Both asyncio and uvloop read sockets
+    before they run timers, so such a reply is handed out first.
     """
 
-    __slots__ = ("_future", "_left", "_loop", "_step_s", "_timer", "_until_s", "_what")
+    __slots__ = ("_ends", "_loop", "_redis_s", "_stepped_s")
 
-    def __init__(self, future: asyncio.Future[Any], limit_s: float, until_s: float, what: str) -> None:
-        """`until_s` (the loop's clock) ends it in any case. `what` says what was late."""
-        self._future, self._what, self._until_s = future, what, until_s
-        self._loop, self._left, self._step_s = future.get_loop(), _STEPS, limit_s / _STEPS
-        self._timer = self._loop.call_later(self._step_s, self._step)
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Set while there are futures to watch."""
+        self._ends: list[tuple[asyncio.Future[Any], float, float, str]] = []
+        """The futures, the end of their time by `_redis_s` and by the loop's clock, and what was late."""
+        self._redis_s = self._stepped_s = 0.0
+        """The time counted so far, and when it was counted (the loop's clock)."""
 
-    def cancel(self) -> None:
-        self._timer.cancel()
+    def watch(self, future: asyncio.Future[Any], limit_s: float, until_s: float, what: str) -> None:
+        """`until_s` (the loop's clock) ends it in any case. `what` says what was late. A future that is done needs no
+        more than that."""
+        if self._loop is None:
+            self._loop = future.get_loop()
+            self._stepped_s = self._loop.time()
+            self._loop.call_later(min(STEP_S, limit_s), self._step)
+        begun_s = min(self._loop.time() - self._stepped_s, STEP_S)
+        self._ends.append((future, self._redis_s + begun_s + limit_s, until_s, what))
 
     def _step(self) -> None:
-        if self._future.done():
-            return
-        self._left -= 1
-        left_s = self._until_s - self._loop.time()
-        if self._left and left_s > 0:
-            self._timer = self._loop.call_later(min(self._step_s, left_s), self._step)
+        assert self._loop is not None
+        now_s = self._loop.time()
+        self._redis_s += min(now_s - self._stepped_s, STEP_S)
+        self._stepped_s = now_s
+        self._ends = [each for each in self._ends if not each[0].done() and not self._is_over(*each)]
+        if self._ends:
+            next_end_s = min(end_s for _, end_s, _, _ in self._ends) - self._redis_s
+            self._loop.call_later(min(STEP_S, next_end_s), self._step)
         else:
-            fail(self._future, StoreLate(self._what, "gateway" if self._left else "redis"))
+            self._loop = None
+
+    def _is_over(self, future: asyncio.Future[Any], end_s: float, until_s: float, what: str) -> bool:
+        is_redis_late = self._redis_s > end_s - _ROUNDING_S
+        if is_redis_late or self._stepped_s >= until_s:
+            fail(future, StoreLate(what, "redis" if is_redis_late else "gateway"))
+            return True
+        return False
 
 
 async def answered(reply: Awaitable[_Reply], within_s: float) -> _Reply:

@@ -24,7 +24,7 @@ from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
 from coordinator.errors import StoreDown, StoreError, StoreRefused
-from coordinator.redis.time_limit import IN_ALL, TimeLimit, fail
+from coordinator.redis.time_limit import IN_ALL, TimeLimits, fail
 from coordinator.scripts import NAMES, PolicyKnobs, Script, load
 
 Reply = Callable[[Any], None]
@@ -79,7 +79,7 @@ _BEHIND_S = 0.002
 
 
 class _Call:
-    __slots__ = ("future", "limit", "on_reply", "operands", "script", "sent_at")
+    __slots__ = ("future", "on_reply", "operands", "script", "sent_at")
 
     def __init__(self, sent_at: float) -> None:
         self.sent_at = sent_at
@@ -87,7 +87,6 @@ class _Call:
         """Set if somebody may await the call."""
         self.on_reply: Reply | None = None
         """Gets the reply if there is no future, or if the future is done already."""
-        self.limit: TimeLimit | None = None
         self.script: Script | None = None
         self.operands: Operands = ()
 
@@ -100,6 +99,7 @@ class Wire(asyncio.Protocol):
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Call] = deque()
+        self._limits = TimeLimits()
         self._outbox: list[bytes] = []
         self._write_due_s = 0.0
         self.write_lag_s = 0.0
@@ -144,7 +144,7 @@ class Wire(asyncio.Protocol):
 
     def send(self, *command: Any, budget_s: float | None = None, at_once: bool = False) -> asyncio.Future[Any]:
         """Send a command; the future holds its reply (bytes, never decoded) or a StoreError (StoreLate after
-        `budget_s` of Redis' time: see TimeLimit). With `at_once` it is sent before this turn of the loop ends."""
+        `budget_s` of Redis' time: see TimeLimits). With `at_once` it is sent before this turn of the loop ends."""
         call = _Call(self._loop.time())
         future = call.future = self._loop.create_future()
         self._enqueue(call, command)
@@ -163,7 +163,7 @@ class Wire(asyncio.Protocol):
     ) -> asyncio.Future[Any]:
         """Run a script. If the server has forgotten it, it is sent again with its text.
 
-        After `budget_s` of Redis' time, or at `until_s`, the future fails with StoreLate (see TimeLimit). A reply that
+        After `budget_s` of Redis' time, or at `until_s`, the future fails with StoreLate (see TimeLimits). A reply that
         comes when the caller has given up (late, or cancelled) goes to `on_abandoned`, in the order of the connection;
         an exception where Redis refused the call.
         """
@@ -214,7 +214,7 @@ class Wire(asyncio.Protocol):
         if budget_s is not None and self._broken is None:
             assert call.future is not None
             until_s = call.sent_at + IN_ALL * budget_s if until_s is None else until_s
-            call.limit = TimeLimit(call.future, budget_s, until_s, "Redis has not replied in time")
+            self._limits.watch(call.future, budget_s, until_s, "Redis has not replied in time")
 
     def oldest_age_s(self) -> float:
         """How long the oldest unanswered call has waited; 0 if there is none."""
@@ -279,8 +279,6 @@ class Wire(asyncio.Protocol):
 
 def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
     """Hand a reply, or the StoreError in its place, to its caller."""
-    if call.limit is not None:
-        call.limit.cancel()
     future = call.future
     if future is None or future.done():
         # If the connection broke, nobody knows whether an abandoned call ran: its on_reply is not called.

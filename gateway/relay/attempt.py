@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import nullcontext
 from math import inf
 from typing import Any
@@ -57,6 +57,7 @@ from gateway.settings.gateway_settings import GatewaySettings
 from gateway.upstream import Answer, Buffer, Upstream, UpstreamError
 from gateway.upstream.excerpts import WINDOW_BYTES
 
+_EMPTY = Unfinished("empty")
 _JSON = ((b"content-type", b"application/json"),)
 
 
@@ -143,7 +144,7 @@ class Attempts:
                 self._charges.untold(job, tickets[-1])
             for each in tickets:
                 each.done()
-            if last is not None:
+            if last is not None and last not in tickets:
                 last.done()
         if not self._is_uncompared(job, failures):
             self._count(tickets, failures, was_answered=False)
@@ -162,10 +163,10 @@ class Attempts:
                 ticket = await self._place_once(job, tickets, last)
             return ticket
 
-    async def _place_once(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Ticket | None:
+    def _place_once(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Coroutine[Any, Any, Ticket | None]:
         if job.has_choice:
             self._router.aim(job, [each.replica for each in tickets])
-        return await self._router.place(job, self._tried(job, tickets), last)
+        return self._router.place(job, self._tried(job, tickets), last)
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
         """Whether to ask another replica. Others may have come since the request was read."""
@@ -247,9 +248,9 @@ class Attempts:
                 streamed = answer.status == 200 and answer.is_event_stream
                 if not streamed:
                     ticket.answered_s = time.monotonic()
-                is_whole = await (_begun if streamed else _gathered)(answer, held)
+                is_whole = await (_begun(answer, held) if streamed else _gathered(answer, held))
             document, found = _begins(job, answer) if streamed else _says(job, answer, is_whole)
-            if (failure := _failure(found, job, reply, answer)) is not None:
+            if found is not None and (failure := _failure(found, job, reply)) is not None:
                 self._refuse_replay(job, ticket, answer, failure.reason)
                 return self._doubted(ticket, failure)
             if answer.status >= 400 and self._is_refused_here(job, tickets, failures, answer, is_whole):
@@ -417,9 +418,9 @@ def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:
     return with_fields(job.body, asked) if asked else (job.body,)
 
 
-async def _gathered(answer: Answer, held: HeldBytes) -> bool:
+def _gathered(answer: Answer, held: HeldBytes) -> Coroutine[Any, Any, bool]:
     """Gathers an answer that is not streamed. False if it is too large, or if there is no room for it."""
-    return await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
+    return answer.gathered(MAX_GATHERED_BYTES, held.has_room)
 
 
 async def _begun(answer: Answer, held: HeldBytes) -> bool:
@@ -456,6 +457,8 @@ def _says(job: Job, answer: Answer, is_whole: bool) -> _Said:
 def _begins(job: Job, answer: Answer) -> _Said:
     """What a stream's first events say. Most have nothing to say and are not parsed."""
     first = answer.look()
+    if not first:
+        return None, _EMPTY
     if may_be_unfinished(first, job.endpoint.ending_words):
         for event in split_events(first[:WINDOW_BYTES]):
             document = event_data(event)
@@ -464,11 +467,11 @@ def _begins(job: Job, answer: Answer) -> _Said:
     return None, None
 
 
-def _failure(found: Unfinished | None, job: Job, reply: Reply, answer: Answer) -> Failure | None:
-    """The failure if an answer of status 200 is empty, or its engine says that it did not finish. Nothing was sent to
-    the client yet, so it can still get another replica's answer, or the status that the engine's error names."""
-    if found is None:
-        return Failure("empty") if answer.is_event_stream and answer.status == 200 and not answer.look() else None
+def _failure(found: Unfinished, job: Job, reply: Reply) -> Failure | None:
+    """The failure if the engine did not finish an answer. Nothing was sent to the client yet, so it can still get
+    another replica's answer, or the status that the engine's error names."""
+    if found is _EMPTY:
+        return Failure(found.reason)
     if found.is_requests_fault:
         return None
     if found.error is None:

@@ -62,7 +62,10 @@ def unfinished(document: dict[str, Any], may_be_cancelled: bool = False) -> Unfi
     if isinstance(error, dict) and error:
         return Unfinished("error_event", _status(error), error)
     if isinstance(choices := document.get("choices"), list):
-        return ABORT if any(_is_no_end(each, "finish_reason") for each in choices) else None
+        for choice in choices:
+            if _is_no_end(choice, "finish_reason"):
+                return ABORT
+        return None
     if kind == "message_delta":
         return ABORT if _has_no_stop(document.get("delta")) else None
     if kind == "message":

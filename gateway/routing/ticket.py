@@ -71,8 +71,9 @@ class Ticket:
         tokens, placed = self.request.tokens, self.placement
         if placed is None:
             return tokens[0] if tokens else 0
-        found = (placed.matched_keys, placed.matched_tokens), (placed.stored_keys, placed.stored_tokens)
-        matched, matched_tokens = max(found, key=lambda each: each[1])
+        matched, matched_tokens = placed.matched_keys, placed.matched_tokens
+        if placed.stored_tokens > matched_tokens:
+            matched, matched_tokens = placed.stored_keys, placed.stored_tokens
         if matched == 0:
             return tokens[0] if tokens else 0
         if matched >= len(tokens):

@@ -79,7 +79,10 @@ class Answer:
 
     @property
     def is_event_stream(self) -> bool:
-        return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
+        for name, value in self.headers:
+            if name == b"content-type":
+                return value.startswith(b"text/event-stream")
+        return False
 
     @property
     def content_length(self) -> int | None:

@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_idle: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
         self.is_open = False
-        self.ended_s = 0.0
+        self.ended_s = self.kept_until_s = 0.0
         """When its last answer was complete (monotonic time). 0 if there was none."""
         self.server_keeps_s = math.inf
         """How long its server keeps it idle, with a margin, as far as the server has said so."""

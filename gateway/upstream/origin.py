@@ -47,18 +47,14 @@ class Origin:
     async def acquire(self) -> Connection:
         """An open connection without a running request. Raises UpstreamError."""
         now_s = time.monotonic()
-        while self._idle and not self._is_usable(self._idle[0], now_s):
+        while self._idle and not (self._idle[0].is_open and self._idle[0].kept_until_s >= now_s):
             self._idle.popleft().abort()
         while self._idle:
             connection = self._idle.pop()
-            if self._is_usable(connection, now_s):
+            if connection.is_open and connection.kept_until_s >= now_s:
                 return connection
             connection.abort()
         return await self._connect()
-
-    def _is_usable(self, connection: Connection, now_s: float) -> bool:
-        keeps_s = min(self._keep_alive_s, connection.server_keeps_s)
-        return connection.is_open and now_s - connection.ended_s <= keeps_s
 
     async def replace_idle(self) -> Connection:
         """A new connection in the place of the oldest idle one. Raises UpstreamError."""
@@ -88,6 +84,7 @@ class Origin:
         if self._is_retired:
             connection.abort()
         else:
+            connection.kept_until_s = connection.ended_s + min(self._keep_alive_s, connection.server_keeps_s)
             self._idle.append(connection)
 
     def retire(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from coordinator.errors import StoreLate
-from coordinator.redis.time_limit import IN_ALL, LoopLag, TimeLimit
+from coordinator.redis.time_limit import IN_ALL, STEP_S, LoopLag, TimeLimits
 from coordinator.redis.wire import Wire
 from tests.redis_server import RedisServer
 
@@ -39,13 +39,31 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 def test_time_in_which_this_process_did_not_run_is_not_redis_time(late_s: float, ended_s: float, cause: str) -> None:
     loop = SteppedLoop()
     future: asyncio.Future[None] = loop.create_future()
-    TimeLimit(future, BUDGET_S, IN_ALL * BUDGET_S, "no reply")
+    TimeLimits().watch(future, BUDGET_S, IN_ALL * BUDGET_S, "no reply")
     while not future.done():
         loop.now_s = loop.due_s + late_s
         loop.run_timer()
     error = future.exception()
     assert isinstance(error, StoreLate)
     assert (pytest.approx(ended_s), cause) == (loop.now_s, error.cause)
+    loop.close()
+
+
+def test_each_future_has_its_own_time_and_one_that_is_done_has_none() -> None:
+    loop, limits, late = SteppedLoop(), TimeLimits(), {}
+    futures: list[asyncio.Future[None]] = [loop.create_future() for _ in range(3)]
+    for number, future in enumerate(futures):
+        limits.watch(future, BUDGET_S, IN_ALL * BUDGET_S, str(number))
+        loop.now_s += STEP_S / 4
+    futures[0].set_result(None)
+    while not all(future.done() for future in futures):
+        loop.now_s = loop.due_s
+        loop.run_timer()
+        late |= {number: loop.now_s for number, future in enumerate(futures) if future.done() and number not in late}
+    assert late == {0: STEP_S, 1: pytest.approx(BUDGET_S + STEP_S / 4), 2: pytest.approx(BUDGET_S + STEP_S / 2)}
+    watched = loop.due_s
+    limits.watch(loop.create_future(), BUDGET_S, IN_ALL * BUDGET_S, "the next one")
+    assert loop.due_s == watched + STEP_S
     loop.close()
 
 

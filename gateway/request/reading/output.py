@@ -31,7 +31,10 @@ def output_of(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[int, int
     default = _COMPLETION_TOKENS if endpoint.prompt == "completion" else None
     limit: int | None = None
     for name in endpoint.output_limits:
-        number = _whole(document.get(name, default))
+        value = document.get(name, default)
+        if value is None:
+            continue
+        number = _whole(value)
         limit = limit if number is None else number
         if limit:  # older versions take a zero for a field that is not set
             break
@@ -59,7 +62,8 @@ def _choices(endpoint: Endpoint, document: Mapping[str, Any]) -> int:
     if endpoint.prompt not in ("chat", "completion"):
         conversations = document.get("messages")
         return len(conversations) if endpoint.prompt is None and isinstance(conversations, list) else 1
-    each = max(1, _whole(document.get("n", 1)) or 1)
+    wanted = document.get("n")
+    each = 1 if wanted is None else max(1, _whole(wanted) or 1)
     return each * max(1, prompts_of(document)) if endpoint.prompt == "completion" else each
 
 
@@ -71,8 +75,8 @@ def _length(prompts: Any) -> int:
 
 
 def _whole(value: Any) -> int | None:
-    """The number that vLLM reads; None if there is none. (Imports of pydantic would slow the start of workers.)"""
-    if value is None or type(value) is int:
+    """The number that vLLM reads; None if it is none. (Imports of pydantic would slow the start of workers.)"""
+    if type(value) is int:
         return value
     if isinstance(value, bool):
         return int(value)
