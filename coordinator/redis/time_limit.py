@@ -66,8 +66,9 @@ class TimeLimits:
             self._loop = future.get_loop()
             self._stepped_s = self._loop.time()
             self._loop.call_later(min(STEP_S, limit_s), self._step)
-        begun_s = min(self._loop.time() - self._stepped_s, STEP_S)
-        self._ends.append((future, self._redis_s + begun_s + limit_s, until_s, what))
+        begun_s = self._loop.time() - self._stepped_s
+        end_s = self._redis_s + (begun_s if begun_s < STEP_S else STEP_S) + limit_s
+        self._ends.append((future, end_s, until_s, what))
 
     def _step(self) -> None:
         assert self._loop is not None

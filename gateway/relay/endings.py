@@ -53,19 +53,19 @@ ABORT = Unfinished(ABORTED)
 def unfinished(document: dict[str, Any], may_be_cancelled: bool = False) -> Unfinished | None:
     """Why the engine did not finish the answer that this is, or that this event belongs to; None if it says nothing of
     the kind. `may_be_cancelled`: the client itself may cancel the response."""
+    error, choices = document.get("error"), document.get("choices")
+    if error is None and isinstance(choices, list):
+        for choice in choices:
+            if _is_no_end(choice, "finish_reason"):
+                return ABORT
+        return None
     kind = document.get("type")
-    error = document.get("error")
     if error is None and "error" in (kind, document.get("object")):
         error = document
     if isinstance(error, str) and error:
         error = {"message": error}
     if isinstance(error, dict) and error:
         return Unfinished("error_event", _status(error), error)
-    if isinstance(choices := document.get("choices"), list):
-        for choice in choices:
-            if _is_no_end(choice, "finish_reason"):
-                return ABORT
-        return None
     if kind == "message_delta":
         return ABORT if _has_no_stop(document.get("delta")) else None
     if kind == "message":

@@ -22,6 +22,10 @@ _LEAVES_ROOM, _FEW_SLOTS = 0.8, 5
 more than a fifth: so the default band, which most requests have, leaves none."""
 
 
+_UNLISTED = TenantSettings(name=NOBODY)
+"""What tenants have that are not in the settings."""
+
+
 class Tenants:
     """What is known of all tenants. Learns how long their answers are."""
 
@@ -38,7 +42,7 @@ class Tenants:
         """The part of a replica's room that a tenant's request may use, and its standing. Its answer has no more tokens
         than `max_output_tokens`."""
         name = tenant or NOBODY
-        known = self._tenants.get(name) or TenantSettings(name=name)
+        known = self._tenants.get(name, _UNLISTED)
         rank, room_share = self._bands[known.priority or self._queue.default_band]
         output_tokens = self._mean_output_tokens(name)
         if max_output_tokens is not None:
