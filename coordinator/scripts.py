@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -176,8 +176,12 @@ class BreakerKnobs:
     open_ms: int = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+@lru_cache(maxsize=1024)
+def _quoted(tenant: str) -> str:
+    return quote(tenant, safe="")
+
+
+class Standing(NamedTuple):
     """Where a request stands in the queue, if it has to wait."""
 
     band: int = 0
@@ -202,7 +206,7 @@ class Standing:
     @property
     def tenant_text(self) -> str:
         """The tenant's name in keys and records."""
-        return quote(self.tenant, safe="")
+        return _quoted(self.tenant)
 
 
 class Seat(NamedTuple):

@@ -265,7 +265,7 @@ class Pool:
             limit_s = (
                 request.standing.wait_ms / 1000 - (time.monotonic() - began_s) if request.standing.wait_ms else None
             )
-            request.standing = replace(request.standing, since_ms=placement.since_ms)
+            request.standing = request.standing._replace(since_ms=placement.since_ms)
             try:
                 granted = await self.seats.wait(request, placement, limit_s)
             finally:

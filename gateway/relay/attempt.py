@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Coroutine, Sequence
-from contextlib import nullcontext
 from math import inf
 from typing import Any
 
@@ -116,7 +115,11 @@ class Attempts:
         try:
             while not failures or self._tries_elsewhere(job, tickets, failures):
                 reply.trace.placing()
-                ticket = await self._place(job, tickets, last, reply)
+                if self._keep_alive_s and job.stream:
+                    with reply.kept_alive(self._keep_alive_s):
+                        ticket = await self._place(job, tickets, last)
+                else:
+                    ticket = await self._place(job, tickets, last)
                 if ticket is None:
                     break
                 last = ticket
@@ -150,18 +153,16 @@ class Attempts:
             self._count(tickets, failures, was_answered=False)
         self._give_up(job, tickets, failures, reply)
 
-    async def _place(self, job: Job, tickets: list[Ticket], last: Ticket | None, reply: Reply) -> Ticket | None:
+    async def _place(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Ticket | None:
         """The next attempt's place. It may have to wait for it. The `last` attempt gives back its load."""
-        keep_alive_s = self._keep_alive_s if job.stream else 0
-        with reply.kept_alive(keep_alive_s) if keep_alive_s else nullcontext():
-            if tickets:
-                return await self._place_once(job, tickets, last)
-            await self._holds.until_ready(job)
+        if tickets:
+            return await self._place_once(job, tickets, last)
+        await self._holds.until_ready(job)
+        ticket = await self._place_once(job, tickets, last)
+        while ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
+            await self._holds.until_ready(job, was_refused=True)
             ticket = await self._place_once(job, tickets, last)
-            while ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
-                await self._holds.until_ready(job, was_refused=True)
-                ticket = await self._place_once(job, tickets, last)
-            return ticket
+        return ticket
 
     def _place_once(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Coroutine[Any, Any, Ticket | None]:
         if job.has_choice:

@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -35,8 +34,7 @@ _DOUBT_S = 60.0
 """After this many different missing keys within this time, the replica's agent starts anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one answer. `cached_tokens` is None if the answer does not report them."""
 
     prompt_tokens: int

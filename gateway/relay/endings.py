@@ -85,8 +85,11 @@ def may_be_unfinished(data: bytes, words: tuple[bytes, ...]) -> bool:
         if word in data:
             return True
     for reason in _REASONS if words else ():
-        if (at := data.find(reason)) >= 0:
-            return _NO_END.search(data, at) is not None
+        at = data.find(reason)
+        while at >= 0:
+            if _NO_END.match(data, at):
+                return True
+            at = data.find(reason, at + 1)
     return False
 
 

@@ -120,9 +120,9 @@ class EventRelay:
         return self._passed(rest) if rest else b""
 
     def _passed(self, ready: bytes) -> bytes:
-        usual = ready.endswith(self._usual_end) and ready.startswith(self._usual_start)
-        if usual and ready.find(b"\n") == len(ready) - 2:  # one event, and nothing in it says more than a delta
-            self.parts += 1
+        is_one = ready.find(b"\n") == len(ready) - 2
+        if is_one and ready.endswith(self._usual_end) and ready.startswith(self._usual_start):
+            self.parts += 1  # nothing in the event says more than a delta
             return ready
         if len(ready) > _LARGE_BYTES:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
@@ -134,14 +134,13 @@ class EventRelay:
         if may_be_unfinished(ready, self._ending_words):
             return self._checked(ready)
         self._look_for_end(ready)
-        if self._lessons and not usual:
+        if is_one and self._lessons:
             self._learn(ready)
         return ready
 
-    def _learn(self, ready: bytes) -> None:
+    def _learn(self, event: bytes) -> None:
         """Learns the usual form from events without an end, an error and usage. Strings cannot imitate the keys."""
         self._lessons -= 1
-        event = ready[ready.rfind(b"\n", 0, -2) + 1 :]
         delta, reason = event.find(self._token_mark), event.rfind(b'"finish_reason"')
         is_form = event.startswith(b"data:") and 0 <= delta < reason and _GOES_ON.match(event, reason) is not None
         if is_form and _HAS_USAGE.search(event) is None:

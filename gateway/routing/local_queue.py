@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Literal
 
@@ -138,7 +137,7 @@ class LocalQueue:
             finally:
                 request.waited_s += time.monotonic() - began_s
                 since_ms = pool.clock.time_ms(waiter.since_s) or request.standing.since_ms
-                request.standing = replace(request.standing, since_ms=since_ms)
+                request.standing = request.standing._replace(since_ms=since_ms)
         finally:
             pool.load.waiting -= 1
             del self._waiting[request.reservation]

@@ -149,7 +149,10 @@ class Router:
             ticket = self._place_unshared(job, pool, request)
         if ticket is not None:
             request = ticket.request
-        self._metrics.placement_s.observe(time.perf_counter() - started - max(0.0, request.waited_s - waited_s))
+        took_s = time.perf_counter() - started
+        if request.waited_s > waited_s:
+            took_s -= request.waited_s - waited_s
+        self._metrics.placement_s.observe(took_s)
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
             if request.waited_s:
@@ -157,8 +160,11 @@ class Router:
         return ticket
 
     async def _place_in_store(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
+        """Asks the store. A request that it does not place takes room in this gateway's share, or waits for it; when
+        the store is back, it is asked again."""
         try:
-            return await self._place_or_wait(job, pool, request, last)
+            while (placed := await self._place_once(job, pool, request, last)) == "again":
+                request = replace(request, reservation=self._new_reservation(), release="")
         except NoRoom as refusal:
             self._metrics.queue_refusals.inc(refusal.reason)
             raise _no_room(refusal, self._settings.queue.wait_s) from None
@@ -166,12 +172,6 @@ class Router:
             self._metrics.queue_refusals.inc(refusal.limit)
             assert request.limits is not None
             raise rate_limited(refusal, request.limits) from None
-
-    async def _place_or_wait(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
-        """Asks the store. A request that it does not place takes room in this gateway's share, or waits for it; when
-        the store is back, it is asked again."""
-        while (placed := await self._place_once(job, pool, request, last)) == "again":
-            request = replace(request, reservation=self._new_reservation(), release="")
         if placed is None:
             job.noted_wait(request.waited_s)
         return placed

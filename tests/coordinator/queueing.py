@@ -29,7 +29,7 @@ async def two_gateways(server: RedisServer, replicas: int = 3) -> AsyncIterator[
 
 def asking(name: str, knobs: PolicyKnobs = ONE_EACH, share: float = 1.0, **changes: Any) -> PlaceRequest:
     """A request that waits if there is no room. `changes` may be those of its standing."""
-    standing = {each: changes.pop(each) for each in list(changes) if each in Standing.__dataclass_fields__}
+    standing = {each: changes.pop(each) for each in list(changes) if each in Standing._fields}
     asked = request(name, changes.pop("keys", chain(name)), knobs=knobs, **changes)
     asked.room_share, asked.standing = share, Standing(**{"starve_ms": 60_000, **standing})
     return asked

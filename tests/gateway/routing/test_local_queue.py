@@ -40,7 +40,7 @@ class Alone:
 
     def asked(self, name: str, share: float = 1.0, limits: TenantLimits | None = None, **changes: Any) -> PlaceRequest:
         """A request. `changes` may be those of its standing."""
-        standing = {each: changes.pop(each) for each in list(changes) if each in Standing.__dataclass_fields__}
+        standing = {each: changes.pop(each) for each in list(changes) if each in Standing._fields}
         changes = {"knobs": ONE_EACH, "serving": Subset.of(REPLICAS), **changes}
         asked = request(name, (), **changes)
         asked.room_share, asked.standing, asked.limits = share, Standing(**standing), limits
