@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 
 _MIN_COMPUTED_TOKENS = 256
 """A shorter prefill takes as long as one engine step, and tells little of the speed."""
+_MIN_PREFILLS = 8
+"""Fewer tell little of the speed: the first ones of a fresh engine are slow. A replica that nobody has measured counts
+as one of mean speed. But one that seems slow gets no prompts while others have nothing to do, and so is never measured
+again."""
 _HALF_AFTER_S = 60.0
 """After this many seconds of prefills, the earlier ones count half: the rate follows the engine's load."""
 _WINDOW_S = 10.0
@@ -66,6 +70,8 @@ class Rates:
     _peak: _Peak = field(default_factory=_Peak)
     _alone_per_s: float = 0.0
     """The fastest prefills: these had their steps to themselves."""
+    _measured: float = 0
+    """How many prefills told the speed."""
 
     def observe(self, counters: Mapping[str, float], now_s: float) -> None:
         """Take in the counters' current values."""
@@ -75,16 +81,17 @@ class Rates:
         if prefills > 0 and tokens >= _MIN_COMPUTED_TOKENS * prefills:
             self._prefill.add(tokens, seconds := grown.get("prefill_s", 0))
             if seconds > 0:
+                self._measured += prefills
                 self._alone_per_s = max(tokens / seconds, self._alone_per_s * 0.5 ** (seconds / _HALF_AFTER_S))
         self._peak.add(max(0.0, tokens), now_s)
         if grown.get("cpu_load_s", 0) > 0:
             self._cpu.add(grown.get("cpu_loaded_tokens", 0), grown["cpu_load_s"])
 
     def prefill_tokens_per_s(self) -> float | None:
-        """How fast the engine computes prompts; None until measured. Prefills that share a step each count its time, so
-        the fastest of them count; what was computed in a window tells more if they always share. So engines of one kind
-        measure about the same, whatever their load is."""
-        return max(self._alone_per_s, self._peak.per_s) if self._alone_per_s else None
+        """How fast the engine computes prompts; None until a few were measured. Prefills that share a step each count
+        its time, so the fastest of them count; what was computed in a window tells more if they always share. So
+        engines of one kind measure about the same, whatever their load is."""
+        return max(self._alone_per_s, self._peak.per_s) if self._measured >= _MIN_PREFILLS else None
 
     def cpu_credit(self, token_bytes: float | None) -> float | None:
         """The saving for a token in the replica's CPU memory; None until measured. `token_bytes` is its KV's size."""
