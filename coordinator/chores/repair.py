@@ -66,6 +66,8 @@ class Recount:
     is_over: bool = False
     due_ms: int = 0
     passes: int = 0
+    postponed: int = 0
+    """How often the comparison found that the sum had changed."""
     keys: list[str] = field(default_factory=list)
     names_read: int = 0
     """-1: all are in `keys`."""
@@ -80,7 +82,8 @@ class Recount:
 
     async def do_piece(self) -> bool:
         """Read some names of keys, sum some keys, or compare some with the sum."""
-        if self.is_comparison and not self.names_read and await self._has_changed():
+        may_wait = self.is_comparison and not self.names_read and self.postponed < _STRICT_PASSES
+        if may_wait and await self._has_changed():
             return True
         if self.names_read >= 0:
             await self._read_names()
@@ -88,7 +91,8 @@ class Recount:
         return await (self._compare_piece() if self.is_comparison else self._sum_piece())
 
     async def _has_changed(self) -> bool:
-        """Whether the sum is not what it was AGAIN_MS ago. Then the comparison waits again."""
+        """Whether the sum is not what it was AGAIN_MS ago. Then the comparison waits again, but not for ever: some
+        replicas never stand still."""
         stands = readable(await self.pool.read("HGET", self.pool.keys.owned_tokens, self.replica) or b"")
         if stands != self.sum_so_far:
             self._compare_later(stands)
@@ -127,7 +131,10 @@ class Recount:
             self.is_over = True  # its own record cannot be read: repair reports it
             return True
         tokens, stands = int(told[0]), readable(told[1] or b"")
+        if self.postponed >= _STRICT_PASSES and not self._summed:
+            self.sum_so_far = stands  # read together with the first keys, which may be all
         if stands != self.sum_so_far:
+            self.is_over = self.postponed > 2 * _STRICT_PASSES  # as right as can be: it changes all the time
             self._compare_later(stands)
             return True
         self._summed, self._tokens = self._summed + len(piece), self._tokens + tokens
@@ -136,11 +143,12 @@ class Recount:
         self.is_over = stands == str(self._tokens)
         if not self.is_over:
             self._start_again(0)
-            self.is_comparison = False
+            self.is_comparison, self.postponed = False, 0
         return self.is_over
 
     def _compare_later(self, stands: str) -> None:
         self._start_again(0)
+        self.postponed += 1
         self.is_comparison, self.sum_so_far = True, stands
         self.due_ms = (self.pool.state.now_ms if self.pool.state is not None else 0) + AGAIN_MS
 

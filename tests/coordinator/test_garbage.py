@@ -344,6 +344,35 @@ async def test_an_owned_sum_that_is_right_by_chance_is_not_taken_for_right(
     assert await Ledger(cluster.client, "m").ownership_problems() == []
 
 
+async def test_an_owned_sum_that_never_stands_still_is_made_right_all_the_same(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "AGAIN_MS", 0)
+    pool, run, read, late, claims = cluster.pool, cluster.pool.run, cluster.pool.read, ["late"], 0
+
+    async def claim_late(name: str, **arguments: Any) -> Any:
+        if name == "recount" and arguments["sum_so_far"] == "" and late:
+            await place(pool, "late", chain(late.pop(), 1, 2), pinned="r1")
+        return await run(name, **arguments)
+
+    async def claiming(*command: Any) -> Any:
+        nonlocal claims
+        if command[0] == "HGET" and command[1] == KEYS.owned_tokens and claims < 20:
+            claims += 1
+            await place(pool, f"one {claims}", chain(f"one {claims}", 1), pinned="r1")
+        return await read(*command)
+
+    monkeypatch.setattr(pool, "run", claim_late)
+    monkeypatch.setattr(pool, "read", claiming)
+    await cluster.client.hset(KEYS.owned_tokens, "r1", "x")
+    for _ in range(30):
+        await cluster.chores.tick()
+        await drained(pool)
+        if claims >= 8 and not await Ledger(cluster.client, "m").ownership_problems():
+            break
+    assert (late, claims < 20) == ([], True)
+
+
 async def test_what_could_not_be_read_is_counted_and_named_once_without_its_value(cluster: Cluster) -> None:
     with capture_logs() as logs:
         for _ in range(2):
