@@ -79,9 +79,10 @@ class Stage:
         await eventually(lambda: self.is_named(prompt))
 
     async def is_named(self, prompt: str) -> bool:
-        """Whether the agent has named the chunks of the whole prompt: those of its beginning are named earlier."""
-        tip = (await self.explain(prompt))["chain"][-1]["key"]
-        return bool(await self.store.exists(self.keys.chunk(tip)))
+        """Whether the agent has named the chunks of the whole prompt: those of its beginning are named earlier. The
+        last key has no name if no chunk ends behind the key before it."""
+        last = [key["key"] for key in (await self.explain(prompt))["chain"][-2:]]
+        return bool(await self.store.exists(*map(self.keys.chunk, last)))
 
     async def forget(self) -> None:
         """Empties every engine's cache, and sends a request so that the engine publishes it."""
