@@ -16,14 +16,13 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.charges import Charges
 from gateway.relay.endings import (
-    ABORT,
     ABORTED,
     Unfinished,
     may_be_unfinished,
     may_open,
     opens,
-    says_no_end,
     unfinished,
+    whole_may_be_unfinished,
 )
 from gateway.relay.error_shapes import error_body
 from gateway.relay.held import HeldBytes
@@ -445,12 +444,12 @@ _Said = tuple[dict[str, Any] | None, Unfinished | None]
 
 
 def _says(job: Job, answer: Answer, is_whole: bool) -> _Said:
-    """What a gathered answer says. A larger one is not parsed."""
+    """What a gathered answer says. A large one is parsed only if it may say that it is not finished."""
     if not is_whole or answer.status >= 400 or not job.endpoint.is_generated:
         return None, None
     body = answer.look()
-    if len(body) > MAX_READ_BYTES:
-        return None, ABORT if says_no_end(body) else None
+    if len(body) > MAX_READ_BYTES and not whole_may_be_unfinished(body):
+        return None, None
     document = json_object(body)
     return document, unfinished(document)
 

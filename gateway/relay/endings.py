@@ -23,6 +23,17 @@ _NO_ENDS = frozenset({"abort", "aborted", "error", "cancelled", "canceled", "fai
 """Finish reasons of vLLM, SGLang, TensorRT-LLM and Dynamo, and other spellings of these."""
 _NO_END = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"(?:' + "|".join(sorted(_NO_ENDS)).encode() + rb')"')
 _REASONS = (b'"finish_reason":"', b'"finish_reason": "')
+_SIGNS = tuple(
+    b'"%b":%b%b' % (name, space, value)
+    for name, values in (
+        (b"embedding", (b"[]", b'""')),
+        (b"error", (b"{", b'"')),
+        (b"stop_reason", (b"null",)),
+        (b"status", (b'"cancelled"', b'"failed"', b'"incomplete"')),
+    )
+    for value in values
+    for space in (b"", b" ")
+)
 _LIMITS = ("max_output_tokens", "content_filter", None)
 """The reasons for which a response is incomplete, and ended by itself."""
 _ENGINE = re.compile(r"server|internal|engine|unavailable|overload|timeout|api_?error", re.IGNORECASE)
@@ -91,6 +102,12 @@ def may_be_unfinished(data: bytes, words: tuple[bytes, ...]) -> bool:
                 return True
             at = data.find(reason, at + 1)
     return False
+
+
+def whole_may_be_unfinished(data: bytes) -> bool:
+    """Whether a whole answer may say that its engine did not finish it. To look for a few words takes much less time
+    than to parse a large answer."""
+    return says_no_end(data) or any(sign in data for sign in _SIGNS)
 
 
 def says_no_end(data: bytes) -> bool:

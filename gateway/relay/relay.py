@@ -36,7 +36,7 @@ MAX_GATHERED_BYTES = 2**20
 """An answer that is not streamed is gathered up to this size. Until then, another replica can be asked instead."""
 MAX_READ_BYTES = 2**16
 """A larger answer is not parsed to learn from it. Only its usage is looked for."""
-_CHOICE_END = b'"finish_reason":"'
+_CHOICE_ENDS = (b'"finish_reason":"', b'"finish_reason": "')
 _WRITE_AHEAD_BYTES = 2**16
 _UNCOUNTED_BYTES = 2**16
 _SEAM_BYTES = 64
@@ -197,7 +197,7 @@ class Relay:
 
         def watch(events: bytes) -> None:
             self._pieces[ticket.replica] += 1
-            if ended := events.count(_CHOICE_END):
+            if ended := sum(map(events.count, _CHOICE_ENDS)):
                 ticket.choices_ended(ended)
 
         return watch

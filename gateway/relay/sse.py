@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway.relay.endings import may_be_unfinished, unfinished
+from gateway.relay.endings import ABORT, may_be_unfinished, says_no_end, unfinished
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -112,7 +112,7 @@ class EventRelay:
         behind, self._tail = bytes(tail[end:]), bytearray()
         del tail[end:]
         first = self._passed_alone(bytes(tail))
-        return first + self.feed(behind) if behind else first
+        return first + self.feed(behind) if behind and not self.unfinished else first
 
     def finish(self) -> bytes:
         """Call it at a clean end. Some servers leave out the blank line behind the last event: this is that event."""
@@ -168,11 +168,16 @@ class EventRelay:
         return ready
 
     def _passed_alone(self, event: bytes) -> bytes:
+        if self.unfinished:  # by an event before it
+            return b""
         if len(event) <= _LARGE_BYTES:
             return self._passed(event)
         self.parts += event.count(self._token_mark)
         if self._edit is not None:
             event = self._edit(event)
+        if says_no_end(event[-WINDOW_BYTES:]):
+            self.unfinished = str(ABORT)
+            return b""
         self.usage = last_usage(event) or self.usage
         self._look_for_end(event[:WINDOW_BYTES])
         return event

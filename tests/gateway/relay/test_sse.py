@@ -83,6 +83,13 @@ def test_in_a_stream_of_events_of_one_form_others_are_found(bad: bytes, before: 
     assert (relay.feed(bad), bool(relay.unfinished)) == (before, True)
 
 
+def test_an_event_too_large_to_be_parsed_may_say_that_it_was_aborted() -> None:
+    relay = EventRelay(True, END, ending_words=endpoint_of("/v1/chat/completions").ending_words)
+    assert relay.feed(usual("a" * 300_000)) == usual("a" * 300_000)
+    assert relay.feed(usual("a" * 300_000, '"abort"') + DONE) == b""
+    assert relay.why_incomplete.startswith("aborted")
+
+
 def test_in_a_stream_of_events_of_one_form_its_end_and_usage_are_found() -> None:
     relay = EventRelay(True, END, ending_words=endpoint_of("/v1/chat/completions").ending_words)
     for _ in range(20):
