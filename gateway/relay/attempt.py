@@ -448,7 +448,7 @@ def _says(job: Job, answer: Answer, is_whole: bool) -> _Said:
     if not is_whole or answer.status >= 400 or not job.endpoint.is_generated:
         return None, None
     body = answer.look()
-    if len(body) > MAX_READ_BYTES and not whole_may_be_unfinished(body):
+    if len(body) > MAX_READ_BYTES and not whole_may_be_unfinished(body, job.endpoint.api):
         return None, None
     document = json_object(body)
     return document, unfinished(document)

@@ -16,24 +16,32 @@ An unknown finish reason is an end: a new engine's `stop` by another name must n
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from gateway.endpoints import Api
+from gateway.upstream.excerpts import WINDOW_BYTES
 
 ABORTED = "aborted"
 _NO_ENDS = frozenset({"abort", "aborted", "error", "cancelled", "canceled", "failed", "interrupted", "timeout"})
 """Finish reasons of vLLM, SGLang, TensorRT-LLM and Dynamo, and other spellings of these."""
 _NO_END = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"(?:' + "|".join(sorted(_NO_ENDS)).encode() + rb')"')
-_REASONS = (b'"finish_reason":"', b'"finish_reason": "')
-_SIGNS = tuple(
-    b'"%b":%b%b' % (name, space, value)
-    for name, values in (
-        (b"embedding", (b"[]", b'""')),
-        (b"error", (b"{", b'"')),
-        (b"stop_reason", (b"null",)),
-        (b"status", (b'"cancelled"', b'"failed"', b'"incomplete"')),
-    )
-    for value in values
-    for space in (b"", b" ")
-)
+FINISHES = (b'"finish_reason":"', b'"finish_reason": "')
+"""How the finish reason of a choice begins, once it has one."""
+_ERROR = (b'"error":{', b'"error": {', b'"error":"', b'"error": "')
+_SIGNS: Final[dict[Api, tuple[bytes, ...]]] = {
+    "openai": _ERROR,
+    "openai-responses": (
+        *_ERROR,
+        *(
+            b'"status":%b"%b"' % (space, each)
+            for space in (b"", b" ")
+            for each in (b"cancelled", b"failed", b"incomplete")
+        ),
+    ),
+    "anthropic": (*_ERROR, b'"stop_reason":null', b'"stop_reason": null'),
+}
+"""What stands near the beginning or the end of an answer that its engine did not finish."""
+_EMPTY_VECTORS = (b'"embedding":[]', b'"embedding":""', b'"embedding": []', b'"embedding": ""')
 _LIMITS = ("max_output_tokens", "content_filter", None)
 """The reasons for which a response is incomplete, and ended by itself."""
 _ENGINE = re.compile(r"server|internal|engine|unavailable|overload|timeout|api_?error", re.IGNORECASE)
@@ -95,7 +103,7 @@ def may_be_unfinished(data: bytes, words: tuple[bytes, ...]) -> bool:
     for word in words:
         if word in data:
             return True
-    for reason in _REASONS if words else ():
+    for reason in FINISHES if words else ():
         at = data.find(reason)
         while at >= 0:
             if _NO_END.match(data, at):
@@ -104,10 +112,10 @@ def may_be_unfinished(data: bytes, words: tuple[bytes, ...]) -> bool:
     return False
 
 
-def whole_may_be_unfinished(data: bytes) -> bool:
-    """Whether a whole answer may say that its engine did not finish it. To look for a few words takes much less time
-    than to parse a large answer."""
-    return says_no_end(data) or any(sign in data for sign in _SIGNS)
+def whole_may_be_unfinished(data: bytes, api: Api) -> bool:
+    """Whether a large answer may say that its engine did not finish it. Most do not, and are not parsed."""
+    ends = data[:WINDOW_BYTES] + data[-WINDOW_BYTES:]
+    return says_no_end(data) or any(sign in ends for sign in _SIGNS[api])
 
 
 def says_no_end(data: bytes) -> bool:
@@ -115,7 +123,7 @@ def says_no_end(data: bytes) -> bool:
     cannot imitate them: inside a string, quotation marks have a backslash."""
     if b'"finish_reason"' in data and _NO_END.search(data) is not None:
         return True
-    return b'"embedding":[]' in data or b'"embedding":""' in data
+    return any(vector in data for vector in _EMPTY_VECTORS)
 
 
 def may_open(event: bytes) -> bool:

@@ -16,7 +16,7 @@ from coordinator.pool.engine_feedback import tell_measured
 from coordinator.scripts import NOTHING
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.charges import Charges
-from gateway.relay.endings import ABORTED, says_no_end
+from gateway.relay.endings import ABORTED, FINISHES, says_no_end
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay, split_events
@@ -36,7 +36,6 @@ MAX_GATHERED_BYTES = 2**20
 """An answer that is not streamed is gathered up to this size. Until then, another replica can be asked instead."""
 MAX_READ_BYTES = 2**16
 """A larger answer is not parsed to learn from it. Only its usage is looked for."""
-_CHOICE_ENDS = (b'"finish_reason":"', b'"finish_reason": "')
 _WRITE_AHEAD_BYTES = 2**16
 _UNCOUNTED_BYTES = 2**16
 _SEAM_BYTES = 64
@@ -197,7 +196,7 @@ class Relay:
 
         def watch(events: bytes) -> None:
             self._pieces[ticket.replica] += 1
-            if ended := sum(map(events.count, _CHOICE_ENDS)):
+            if ended := sum(map(events.count, FINISHES)):
                 ticket.choices_ended(ended)
 
         return watch

@@ -22,6 +22,10 @@ ANY = {**ASKED, "input": "Hello", "prompt": "Hello"}
 FAILED = {"error": {"message": "dead", "type": "InternalServerError", "code": 500}}
 
 
+LONG = b'"' + b"a" * 2**16 + b'"'
+"""A text with which an answer is large."""
+
+
 def event(document: dict[str, Any], name: str = "") -> bytes:
     return (b"event: %b\n" % name.encode() if name else b"") + b"data: " + orjson.dumps(document) + b"\n\n"
 
@@ -48,7 +52,7 @@ def aborted(reason: str = "abort") -> bytes:
     ("path", "body", "reason"),
     [
         (CHAT, aborted(), "aborted"),
-        (CHAT, aborted().replace(b'"a"', b'"' + b"a" * 2**16 + b'"'), "aborted"),
+        (CHAT, aborted().replace(b'"a"', LONG), "aborted"),
         ("/v1/completions", aborted("error"), "aborted"),
         (CHAT, orjson.dumps(FAILED), "error_event"),
         (CHAT, orjson.dumps({"object": "error", "message": "dead", "code": 500}), "error_event"),
@@ -56,6 +60,10 @@ def aborted(reason: str = "abort") -> bytes:
         (RESPONSES, b'{"object":"response","status":"cancelled","output":[{}]}', "aborted"),
         (EMBEDDINGS, b'{"object":"list","data":[{"object":"embedding","embedding":[]}]}', "aborted"),
         ("/v1/audio/transcriptions", orjson.dumps(FAILED), "error_event"),
+        (CHAT, b'{"error":{"code":500,"message":%b}}' % LONG, "error_event"),
+        (MESSAGES, b'{"type":"message","content":[%b],"stop_reason":null}' % LONG, "aborted"),
+        (RESPONSES, b'{"object":"response","status":"cancelled","output":[%b]}' % LONG, "aborted"),
+        (EMBEDDINGS, b'{"object":"list","model":%b,"data":[{"object":"embedding","embedding": []}]}' % LONG, "aborted"),
     ],
 )
 async def test_a_whole_answer_that_is_not_finished_is_asked_of_another_replica(
@@ -70,6 +78,18 @@ async def test_a_whole_answer_that_is_not_finished_is_asked_of_another_replica(
     assert (got.status_code, got.content, pair.asked) == (200, b'{"choices":[]}', 2)
     metrics = (await pair.http.get("/metrics")).text
     assert f'kvgate_retries_total{{reason="{reason}"}} 1.0' in metrics
+
+
+async def test_a_large_answer_is_complete_although_its_metadata_look_like_a_reason(pair: Pair) -> None:
+    body = b'{"object":"response","status":"completed","metadata":{"finish_reason":"error"},"output":[%b]}' % LONG
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(whole(body))
+
+    for replica in pair.replicas:
+        replica.answer = answer
+    got = await pair.http.post(RESPONSES, json=ANY)
+    assert (got.status_code, got.content, pair.asked) == (200, body, 1)
 
 
 @pytest.mark.parametrize(
