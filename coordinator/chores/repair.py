@@ -66,8 +66,7 @@ class Recount:
     is_over: bool = False
     due_ms: int = 0
     passes: int = 0
-    postponed: int = 0
-    """How often the comparison found that the sum had changed."""
+    """How often the sum, or its comparison, found that something had changed."""
     keys: list[str] = field(default_factory=list)
     names_read: int = 0
     """-1: all are in `keys`."""
@@ -82,7 +81,7 @@ class Recount:
 
     async def do_piece(self) -> bool:
         """Read some names of keys, sum some keys, or compare some with the sum."""
-        may_wait = self.is_comparison and not self.names_read and self.postponed < _STRICT_PASSES
+        may_wait = self.is_comparison and not self.names_read and self.passes < _STRICT_PASSES
         if may_wait and await self._has_changed():
             return True
         if self.names_read >= 0:
@@ -95,7 +94,7 @@ class Recount:
         replicas never stand still."""
         stands = readable(await self.pool.read("HGET", self.pool.keys.owned_tokens, self.replica) or b"")
         if stands != self.sum_so_far:
-            self._compare_later(stands)
+            self._compare_later(stands, self.passes + 1)
             return True
         return False
 
@@ -121,7 +120,7 @@ class Recount:
         self.sum_so_far = str(total)
         if self._summed < len(self.keys):
             return False
-        self._compare_later(str(total))
+        self._compare_later(str(total), 0)
         return True
 
     async def _compare_piece(self) -> bool:
@@ -131,11 +130,11 @@ class Recount:
             self.is_over = True  # its own record cannot be read: repair reports it
             return True
         tokens, stands = int(told[0]), readable(told[1] or b"")
-        if self.postponed >= _STRICT_PASSES and not self._summed:
+        if self.passes >= _STRICT_PASSES and not self._summed:
             self.sum_so_far = stands  # read together with the first keys, which may be all
         if stands != self.sum_so_far:
-            self.is_over = self.postponed > 2 * _STRICT_PASSES  # as right as can be: it changes all the time
-            self._compare_later(stands)
+            self.is_over = self.passes >= 2 * _STRICT_PASSES  # as right as can be: it changes all the time
+            self._compare_later(stands, self.passes + 1)
             return True
         self._summed, self._tokens = self._summed + len(piece), self._tokens + tokens
         if self._summed < len(self.keys):
@@ -143,12 +142,11 @@ class Recount:
         self.is_over = stands == str(self._tokens)
         if not self.is_over:
             self._start_again(0)
-            self.is_comparison, self.postponed = False, 0
+            self.is_comparison = False
         return self.is_over
 
-    def _compare_later(self, stands: str) -> None:
-        self._start_again(0)
-        self.postponed += 1
+    def _compare_later(self, stands: str, passes: int) -> None:
+        self._start_again(passes)
         self.is_comparison, self.sum_so_far = True, stands
         self.due_ms = (self.pool.state.now_ms if self.pool.state is not None else 0) + AGAIN_MS
 

@@ -11,6 +11,7 @@ from coordinator.errors import StoreLate
 IN_ALL = 3
 """A call may take so many of its budgets, if this process itself is slow."""
 STEP_S = 0.005
+"""The most that one late turn of the event loop counts: a quarter of the usual budget."""
 _ROUNDING_S = 1e-6
 _FADES = 0.99
 _Reply = TypeVar("_Reply")

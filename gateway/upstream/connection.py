@@ -40,8 +40,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_idle: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
         self.is_open = False
-        self.ended_s = self.kept_until_s = 0.0
+        self.ended_s = 0.0
         """When its last answer was complete (monotonic time). 0 if there was none."""
+        self.kept_until_s = 0.0
+        """How long it may be used again while it is idle (monotonic time)."""
         self.server_keeps_s = math.inf
         """How long its server keeps it idle, with a margin, as far as the server has said so."""
         self._on_idle = on_idle
