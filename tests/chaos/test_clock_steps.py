@@ -89,11 +89,7 @@ async def test_after_a_step_back_a_replica_that_had_just_begun_to_live_is_believ
     r1 = truth.replica("r1")
     async with stepping(truth) as step:
         await step(HOUR_MS)
-        before = (await truth.ledger.replicas())["r1"].incarnation
-        r1.kill()
-        r1.start()
-        await eventually(lambda: lives_again(truth, before))
-        await eventually(truth.is_exact_everywhere)
+        await truth.restart(r1)
         async with running_load(Load(truth.http, truth.urls)) as load:
             await step(-HOUR_MS)
             await eventually(lambda: load.answered > 20)
@@ -103,7 +99,3 @@ async def test_after_a_step_back_a_replica_that_had_just_begun_to_live_is_believ
             await asyncio.sleep(2.0)  # four rounds of chores
         await eventually(truth.is_exact_everywhere)
         await truth.settle(texts)
-
-
-async def lives_again(truth: TruthStage, before: str) -> bool:
-    return (await truth.ledger.replicas())["r1"].incarnation != before

@@ -7,7 +7,7 @@ import asyncio
 from bench.cluster import SimReplica
 from gateway.tasks import Tasks
 from tests.chaos.truth_load import Askers
-from tests.chaos.truth_stage import REPLICA_ARGUMENTS, TruthStage
+from tests.chaos.truth_stage import TruthStage
 from tests.cluster.clients import held_stream
 from tests.polling import eventually
 
@@ -64,10 +64,7 @@ async def test_a_long_prompt_stays_while_the_engine_works_although_its_server_an
 ) -> None:
     """The engine is a process of its own: its agent hears of what it computes for others."""
     r0 = truth.replica("r0")
-    r0.kill()
-    r0.arguments = (*REPLICA_ARGUMENTS, "--decode-s-per-token", "0.5")  # a block in 0.4 s
-    r0.start()
-    await eventually(truth.is_exact_everywhere)
+    await truth.restart(r0, "--decode-s-per-token", "0.5")  # a block in 0.4 s
     running, long = await truth.warm(2, r0)
     tasks = Tasks()
     async with held_stream(truth.http, truth.urls[1], running, max_tokens=600) as begun:

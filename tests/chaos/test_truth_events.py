@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.cluster import SimReplica
-from tests.chaos.truth_stage import REPLICA_ARGUMENTS, TruthStage
+from tests.chaos.truth_stage import TruthStage
 from tests.polling import eventually
 
 
@@ -146,15 +146,7 @@ async def test_a_short_ring_voids_nothing_where_an_agent_missed_nothing(truth: T
 async def with_short_ring(truth: TruthStage) -> SimReplica:
     """Restarts r0 with a ring of two batches, and waits until the gateways hear its agent."""
     r0 = truth.replica("r0")
-    before = (await truth.ledger.replicas())["r0"].incarnation
-    r0.kill()
-    r0.arguments = (*REPLICA_ARGUMENTS, "--replay-steps", "2")
-    r0.start()
-
-    async def is_new() -> bool:
-        return (await truth.ledger.replicas())["r0"].incarnation != before and await truth.is_exact_everywhere()
-
-    await eventually(is_new)
+    await truth.restart(r0, "--replay-steps", "2")
     for _ in range(2):  # an agent that has just connected hears late, and so short a ring replays nothing
         seq = (await truth.agent_record(r0)).seq
         await truth.fill(r0, blocks=2)

@@ -59,11 +59,7 @@ async def test_a_store_that_comes_back_as_it_was_earlier_is_told_what_changed_si
         with truth.redis.going_back_to_now():
             new = await truth.warm(2, r1)
             await truth.crowd_out(r0)
-            before = (await truth.ledger.replicas())["r2"].incarnation
-            r2.kill()
-            r2.start()
-            await eventually(lambda: lives_again(truth, r2, before))
-            await eventually(truth.is_exact_everywhere)
+            await truth.restart(r2)
             later = [truth.new_prompt() for _ in range(2)]
             for text in later:
                 await truth.ask_on(r2, text)
@@ -89,10 +85,6 @@ async def is_confirmed(truth: TruthStage, replica: SimReplica, text: str) -> boo
     """Whether the replica's agent has said that the replica holds some of a prompt."""
     told = (await truth.told(text))[1].get(replica.id, Told())
     return any(record["kind"] == "resident" for record in told.records)
-
-
-async def lives_again(truth: TruthStage, replica: SimReplica, before: str) -> bool:
-    return (await truth.ledger.replicas())[replica.id].incarnation != before
 
 
 async def while_it_is_away(truth: TruthStage, replica: SimReplica, askers: Askers) -> None:

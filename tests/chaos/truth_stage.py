@@ -117,6 +117,16 @@ class TruthStage:
             while await self.is_relearning(replica):
                 await self.fill(replica)  # the agent sees each new block stored, so it knows the whole cache
 
+    async def restart(self, replica: SimReplica, *arguments: str) -> None:
+        """Kills a replica and starts it again, with these arguments besides the usual ones. Returns when every gateway
+        knows its new life. Until then the old one passes for exact."""
+        ended = {replica.id: (await self.ledger.replicas())[replica.id].incarnation}
+        replica.kill()
+        replica.arguments = (*REPLICA_ARGUMENTS, *arguments)
+        replica.start()
+        await eventually(lambda: self._have_begun_anew(ended))
+        await eventually(self.is_exact_everywhere)
+
     async def _have_begun_anew(self, ended: dict[str, str]) -> bool:
         """Whether none of these lives of replicas is registered any more. Until then they pass for exact."""
         lives = await self.ledger.replicas()
