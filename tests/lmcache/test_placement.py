@@ -79,10 +79,13 @@ class Stage:
         await eventually(lambda: self.is_named(prompt))
 
     async def is_named(self, prompt: str) -> bool:
-        """Whether the agent has named the chunks of the whole prompt: those of its beginning are named earlier. The
-        last key has no name if no chunk ends behind the key before it."""
-        last = [key["key"] for key in (await self.explain(prompt))["chain"][-2:]]
-        return bool(await self.store.exists(*map(self.keys.chunk, last)))
+        """Whether the agent has named the last chunk that ends within the keys of the prompt: it names a chunk with the
+        key in which the chunk ends, from first to last."""
+        chain = (await self.explain(prompt))["chain"]
+        resident = max((one["tokens"] for one in chain[-1]["owners"] if one["kind"] == "resident"), default=0)
+        names = await self.store.mget([self.keys.chunk(key["key"]) for key in chain])
+        named = max((int(name.split()[0]) for name in names if name), default=0)
+        return resident > 0 and named == resident // CHUNK_TOKENS * CHUNK_TOKENS
 
     async def forget(self) -> None:
         """Empties every engine's cache, and sends a request so that the engine publishes it."""
