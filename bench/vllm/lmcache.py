@@ -15,8 +15,6 @@ from pathlib import Path
 from bench.vllm import install
 
 VERSION = "0.5.6"
-TESTED_WITH = "0.32.0"
-"""The version of vLLM that `make test-lmcache` passed with last. The image and docs/quickstart.md have it."""
 _REQUIREMENTS = (
     f"lmcache=={VERSION}",
     "valkey-glide-sync==2.6.0",

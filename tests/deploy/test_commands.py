@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.vllm import lmcache
+from bench.vllm import install, lmcache
 from gateway.ops.replica.commands import as_json, commands
 from gateway.ops.replica.settings import load_replica
 from tests.deploy.manifests import KUBERNETES, ROOT, WITH_VLLM, environment, expanded, secret, workload
@@ -61,7 +61,7 @@ def test_the_engines_events_are_bound_to_the_pods_loopback_address(overlay: str)
 
 def test_the_image_of_vllm_and_lmcache_has_the_versions_that_are_tested() -> None:
     image = (ROOT / "deploy" / "docker" / "Dockerfile.vllm-lmcache").read_text()
-    assert f"FROM vllm/vllm-openai:v{lmcache.TESTED_WITH}\n" in image
+    assert f"FROM vllm/vllm-openai:v{install.VERSION}\n" in image
     tested = Path(lmcache.__file__).read_text()
     assert f"lmcache=={lmcache.VERSION}" in image
     for package in re.findall(r"valkey-glide-sync==[\d.]+", image):
