@@ -251,6 +251,8 @@ class Reader:
     def _apply(self, job: Job, parsed: ParsedBody) -> None:
         if parsed.path != job.path:  # explain: the fields of the body showed its API
             job.path, job.endpoint = parsed.path, endpoint_of(parsed.path)
+        if parsed.content_type:
+            job.headers["content-type"] = parsed.content_type
         job.model = parsed.model
         job.stream, job.strip_usage = parsed.stream, parsed.strip_usage
         job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache

@@ -153,10 +153,8 @@ def test_media_ids_are_dropped_wherever_a_body_holds_them(echo: Stage, path: str
     assert request.json["metadata"] == {"uuid": "theirs"}
 
 
-def test_a_form_travels_as_it_came(echo: Stage) -> None:
-    form = httpx.Request("POST", "http://any", files=SOUND, data={"model": MODEL, "language": "en"})
-    answer = echo.post(AUDIO, content=form.read(), headers={"content-type": form.headers["content-type"]})
-    assert sent(answer).body == form.content
+def test_all_of_a_form_arrives(echo: Stage) -> None:
+    answer = echo.post(AUDIO, files=SOUND, data={"model": MODEL, "language": "en"})
     assert sent(answer).form == {"file": bytes(range(256)), "model": b"echo", "language": b"en"}
 
 
@@ -166,41 +164,15 @@ def test_what_vllm_trusts_is_taken_out_of_forms(echo: Stage) -> None:
     assert sent(answer).form == {"file": bytes(range(256)), "model": b"echo", "language": b"en"}
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"Content-Disposition: form-data; name=session_id",
-        b"Content-Disposition: form-data; name*=utf-8''session_id",
-        b'Content-Disposition: form-data; name="a"; name="session_id"',
-        b'Content-Disposition: form-data; name="session\\_id"',
-        b'Content-Disposition: form-data; name="session%5Fid"',
-        b'Content-Disposition: form-data; filename=x; name="session_id"',
-        b'Content-Disposition: form-data; name="a"\r\nContent-Disposition: form-data; name="session_id"',
-        b'Content-Disposition: form-data;\r\n name="session_id"',
-        b'Content-Disposition : form-data; name="session_id"',
-        b'X-Other: 1\nContent-Disposition: form-data; name="session_id"',
-        b'Content-Disposition: attachment; name="session_id"',
-        b"Content-Type: text/plain",
-    ],
-)
-def test_a_part_that_could_be_read_in_two_ways_is_refused(echo: Stage, head: bytes) -> None:
+def test_a_form_as_dotnet_writes_it_arrives(echo: Stage) -> None:
     body = (
-        b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\necho\r\n--x\r\n'
-        + head
-        + b"\r\n\r\nforged\r\n--x--\r\n"
+        b"--x\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Disposition: form-data; name=model\r\n\r\necho\r\n"
+        b"--x\r\nContent-Disposition: form-data; name=session_id\r\n\r\nforged\r\n"
+        b"--x\r\nContent-Disposition: form-data; name=file; filename=a.wav; filename*=utf-8''a.wav\r\n\r\n"
+        b"RIFF\r\n--x--\r\n"
     )
-    answer = echo.post(AUDIO, content=body, headers={"content-type": "multipart/form-data; boundary=x"})
-    assert answer.status_code == 400
-    assert error_of(answer)["code"] == "invalid_form"
-
-
-def test_a_part_hidden_in_a_files_middle_is_refused(echo: Stage) -> None:
-    body = (
-        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nRIFF--x\r\n'
-        b'CONTENT-DISPOSITION: Form-Data; name="session_id"\r\n\r\nforged\r\n--x--\r\n'
-    )
-    answer = echo.post(AUDIO, content=body, headers={"content-type": 'Multipart/Form-Data; boundary="x"'})
-    assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_form")
+    answer = echo.post(AUDIO, content=body, headers={"content-type": 'multipart/form-data; boundary="x"'})
+    assert sent(answer).form == {"model": b"echo", "file": b"RIFF"}
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/nonesuch", AUDIO])

@@ -134,10 +134,9 @@ def test_an_upload_reaches_a_replica_that_serves_its_model(stage: Stage, mixed: 
     ("content_type", "body"),
     [
         ("multipart/form-data", b"--x--\r\n"),
-        ("multipart/form-data; boundary=x; boundary=y", b"--x--\r\n"),
         ("multipart/form-data; boundary=x", b"hello"),
         ("multipart/form-data; boundary=x", b"--x\r\nno head at all\r\n--x--\r\n"),
-        ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n"),
+        ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data; no=a\r\n\r\n1\r\n--x--\r\n"),
         ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nnever ends'),
     ],
 )

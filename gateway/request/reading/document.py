@@ -70,6 +70,8 @@ class ParsedBody:
     model: str | None = None
     body: bytes | None = None
     """The body for the replica. None if that is the client's body."""
+    content_type: str = ""
+    """The type of `body`; empty if it stays as it was."""
     prompt: Prompt | None = None
     """None if the body is not JSON. It has no keys if the path's prompt is not read."""
     other_prompts: list[Prompt] = field(default_factory=list)
@@ -91,7 +93,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     if head.is_form:
         form = read_form(head.content_type, body, rules.removed_from_forms, rules.max_form_parts)
         resolve_scopes(head.path, form.model, None)
-        return ParsedBody(head.path, form.model, form.body)
+        return ParsedBody(head.path, form.model, form.body, form.content_type)
     if not body and head.endpoint.prompt is None:
         resolve_scopes(head.path, None, None)
         return ParsedBody(head.path)

@@ -1,36 +1,35 @@
 """Reads multipart forms (uploads of audio): finds the model, and removes the fields that engines trust.
 
-python-multipart parses forms here, as in vLLM. The engine's parser must not find a field that this module missed, so
-this module is stricter in two ways. It counts a boundary anywhere, not only at the start of a line. It refuses a part
-whose headers can be read in more than one way.
+python-multipart reads forms here by the rules of Starlette, as in vLLM. So a form that the engine takes is taken. But
+readers differ about unusual spellings, and an engine must not find a field that this module missed. So the replica gets
+each form written anew: the parts with their contents, and each part's name in its plainest spelling.
 """
 
 from __future__ import annotations
 
+import codecs
 import logging
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from blake3 import blake3
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.errors import ApiError, bad_field
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-_CONTENT_TYPE: Final = re.compile(
-    r"multipart/form-data\s*;\s*boundary=(\"?)([\w'()+,./:=?-]{1,70})\1\s*(?:;\s*charset=[\w-]+\s*)?", re.I | re.A
-)
-_DISPOSITION: Final = re.compile(
-    rb'form-data;[ \t]*name="([^"\\%]*)"(?:;[ \t]*filename="[^"\\]*")?(?:;[ \t]*filename\*=[^;"\\\s]*)?[ \t]*', re.I
-)
-_NOT_IN_A_VALUE: Final = re.compile(rb"[\n\x00]")
+_CHARSETS: Final = ("utf-8", "ascii", "iso8859-1")
+"""In these, ASCII text has one spelling: a name that the engine trusts cannot hide in another one."""
+_CONTROLS: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_A_NAME: Final = re.compile(rb'["\\%]')
+"""Some readers take these for the beginning of an escape."""
 _SLICE_BYTES: Final = 2**16
-_MAX_HEADERS: Final = 8
-_MAX_HEADER_BYTES: Final = 2048
 _MAX_MODEL_BYTES: Final = 256
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns about forms that get a 400 here
@@ -40,74 +39,74 @@ def is_form(content_type: str) -> bool:
     return content_type.lower().startswith("multipart/form-data")
 
 
-@dataclass(slots=True)
-class Form:
-    """What the gateway learns from a form: its `model`, and its `body` without the removed fields. `body` is None if no
-    field was removed."""
+class Form(NamedTuple):
+    """What the gateway learns from a form: its `model`, and the form for the replica."""
 
     model: str | None
-    body: bytes | None
+    content_type: str
+    body: bytes
 
 
 def read_form(content_type: str, body: bytes | bytearray, removed: Collection[str], max_parts: int) -> Form:
     """Reads a form without the fields in `removed`. A field `name[…]` counts as `name`.
 
-    Raises a 400 if the body is not clearly a form, or has more than `max_parts` parts.
+    Raises a 400 if the body is no complete form, or has more than `max_parts` parts.
     """
-    found = _CONTENT_TYPE.fullmatch(content_type)
-    if found is None:
-        raise bad_field("content-type", "must be multipart/form-data with one boundary.", "invalid_form")
-    delimiter = b"--" + found[2].encode()
-    offsets = _boundary_offsets(body, delimiter, max_parts)
-    parts = _Parts()
-    parser = MultipartParser(
-        delimiter[2:],
-        parts.callbacks(),
-        max_header_count=_MAX_HEADERS,
-        max_header_size=_MAX_HEADER_BYTES,
-    )
+    boundary, charset = _boundary_and_charset(content_type)
+    parts = _Parts(removed, max_parts)
+    parser = MultipartParser(boundary, parts.callbacks())
     view = memoryview(body)
     try:
         for start in range(0, len(body), _SLICE_BYTES):
             parser.write(bytes(view[start : start + _SLICE_BYTES]))
     except FormParserError:
         raise _unreadable("a part of this form has a head that cannot be read.") from None
-    if not parts.has_ended or len(parts.fields) != len(offsets) - 1:
-        raise _unreadable("does not begin and end with the form's boundary, or holds it elsewhere.")
-    kept = [offset for offset, name in zip(offsets, [*parts.fields, ""], strict=True) if name not in removed]
-    if len(kept) == len(offsets):
-        return Form(parts.model, None)
-    ends = dict(zip(offsets, [*offsets[1:], len(body)], strict=True))
-    return Form(parts.model, b"".join(view[offset : ends[offset]] for offset in kept))
-
-
-def _boundary_offsets(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[int]:
-    """The offsets of all boundaries in the body. The last boundary closes the form."""
-    offsets = []
-    offset = body.find(delimiter)
-    while offset >= 0:
-        offsets.append(offset)
-        if len(offsets) > max_parts + 1:
-            message = f"body: has more than {max_parts} parts (limits.max_form_parts)."
-            raise ApiError(400, "limit_exceeded", message, "body")
-        offset = body.find(delimiter, offset + len(delimiter))
-    end = offsets[-1] + len(delimiter) if offsets else 0
-    if not offsets or offsets[0] != 0 or body[end : end + 2] != b"--":
+    if not parts.has_ended:
         raise _unreadable("does not begin and end with the form's boundary.")
-    return offsets
+    model = parts.model.decode("utf-8", "replace") if parts.model is not None else None
+    written = blake3(body).hexdigest(length=16)  # no body can hold its own digest
+    return Form(model, f"multipart/form-data; boundary={written}{charset}", parts.written(written.encode()))
+
+
+def _boundary_and_charset(content_type: str) -> tuple[bytes, str]:
+    """The boundary, and the parameter for the charset if there is one."""
+    _, options = parse_options_header(content_type)
+    if not options.get(b"boundary"):
+        raise bad_field("content-type", "must be multipart/form-data with a boundary.", "invalid_form")
+    named = options.get(b"charset")
+    if named is None:
+        return options[b"boundary"], ""
+    try:
+        charset = codecs.lookup(named.decode("latin-1")).name
+    except LookupError:
+        charset = ""
+    if charset not in _CHARSETS:
+        raise bad_field("content-type", "charset: must be utf-8, us-ascii or iso-8859-1.", "invalid_form")
+    return options[b"boundary"], f"; charset={charset}"
+
+
+class _Part(NamedTuple):
+    head: bytes
+    data: list[bytes]
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Collects the field name of each part, and the value of `model`, from the parser's callbacks."""
+    """Collects the parts that are kept, and the value of `model`, from the parser's callbacks."""
 
-    fields: list[str] = field(default_factory=list)
-    model: str | None = None
+    removed: Collection[str]
+    max_parts: int
+    kept: list[_Part] = field(default_factory=list)
+    model: bytes | None = None
+    """Of several models, the last one, as for the engine."""
     has_ended: bool = False
+    _count: int = 0
     _name: bytes = b""
     _value: bytes = b""
-    _disposition: bytes | None = None
-    _model: bytes | None = None
+    _head: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _data: list[bytes] | None = None
+    """The data of a part that is kept."""
+    _is_model: bool = False
 
     def callbacks(self) -> MultipartCallbacks:
         return {
@@ -116,14 +115,23 @@ class _Parts:
             "on_header_value": self._header_value,
             "on_header_end": self._header_ends,
             "on_headers_finished": self._head_ends,
-            "on_part_data": self._data,
-            "on_part_end": self._part_ends,
+            "on_part_data": self._part_data,
             "on_end": self._ends,
         }
 
+    def written(self, boundary: bytes) -> bytes:
+        """The form of the parts that are kept."""
+        pieces: list[bytes] = []
+        for head, data in self.kept:
+            pieces += (b"--%b\r\n%b\r\n" % (boundary, head), *data, b"\r\n")
+        return b"".join((*pieces, b"--%b--\r\n" % boundary))
+
     def _part_begins(self) -> None:
-        self._name = self._value = b""
-        self._disposition = self._model = None
+        self._count += 1
+        if self._count > self.max_parts:
+            message = f"body: has more than {self.max_parts} parts (limits.max_form_parts)."
+            raise ApiError(400, "limit_exceeded", message, "body")
+        self._head, self._data, self._is_model = [], None, False
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
@@ -132,35 +140,48 @@ class _Parts:
         self._value += data[start:end]
 
     def _header_ends(self) -> None:
-        if _NOT_IN_A_VALUE.search(self._value):
+        if _TOKEN.fullmatch(self._name) is None or _CONTROLS.search(self._value) is not None:
             raise _unreadable("a part of this form has a head that cannot be read.")
-        if self._name.lower() == b"content-disposition":
-            if self._disposition is not None:
-                raise _unreadable("a part of this form has two names.")
-            self._disposition = self._value
+        self._head.append((self._name, self._value))
         self._name = self._value = b""
 
     def _head_ends(self) -> None:
-        named = _DISPOSITION.fullmatch(self._disposition or b"")
-        if named is None:
-            raise _unreadable("a part of this form has a head that cannot be read.")
-        name = named[1].decode("utf-8", "replace").partition("[")[0]
-        self.fields.append(name)
-        self._model = b"" if name == "model" else None
-
-    def _data(self, data: bytes, start: int, end: int) -> None:
-        if self._model is None:
+        disposition, others = b"", b""
+        for header in self._head:
+            if header[0].lower() == b"content-disposition":
+                disposition = header[1]  # the last one, as for the engine
+            else:
+                others += b"%b: %b\r\n" % header
+        _, options = parse_options_header(disposition)
+        name = options.get(b"name")
+        if name is None or _NOT_IN_A_NAME.search(name) is not None:
+            raise _unreadable('a part of this form has no name, or one with ", \\ or % in it.')
+        field_name = name.decode("utf-8", "replace").partition("[")[0]
+        if field_name in self.removed:
             return
-        if len(self._model) + end - start > _MAX_MODEL_BYTES:
-            raise bad_field("model", f"longer than {_MAX_MODEL_BYTES} bytes.")
-        self._model += data[start:end]
+        written = b"Content-Disposition: form-data; name=%b" % _quoted(name)
+        if b"filename" in options:
+            written += b"; filename=%b" % _quoted(options[b"filename"])
+        self._data = []
+        self.kept.append(_Part(b"%b\r\n%b" % (written, others), self._data))
+        self._is_model = field_name == "model"
+        self.model = b"" if self._is_model else self.model
 
-    def _part_ends(self) -> None:
-        if self._model is not None:
-            self.model = self._model.decode("utf-8", "replace")
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._data is None:
+            return
+        self._data.append(data[start:end])
+        if self._is_model and self.model is not None:
+            self.model += data[start:end]
+            if len(self.model) > _MAX_MODEL_BYTES:
+                raise bad_field("model", f"longer than {_MAX_MODEL_BYTES} bytes.")
 
     def _ends(self) -> None:
         self.has_ended = True
+
+
+def _quoted(value: bytes) -> bytes:
+    return b'"%b"' % value.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
 def _unreadable(what: str) -> ApiError:
