@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
@@ -27,13 +27,9 @@ _MAX_REMEMBERED = 4096
 _HELD_AT_ONCE = 1024
 
 
-class _Unconfirmed(NamedTuple):
-    """Claims of a computed prompt, which the engine's events must confirm by `due_s`."""
-
-    due_s: float
-    replica: str
-    request: PlaceRequest
-    first: int
+_Claim = tuple[str, tuple[str, ...]]
+"""A reservation, and the keys that it claimed, shallow to deep, at least one. Thousands of these wait for CONFIRM_S, so
+they are plain tuples of strings, which the garbage collector does not visit again and again."""
 
 
 class Claims:
@@ -49,8 +45,9 @@ class Claims:
         """`tell`, `run` and `read` are those of the pool."""
         self._keys, self._tell, self._run, self._read = keys, tell, run, read
         self._to_hold: dict[str, dict[str, None]] = {}
-        self._unconfirmed: deque[_Unconfirmed] = deque()
-        self._lost_claims: deque[PlaceRequest] = deque(maxlen=_MAX_REMEMBERED)
+        self._unconfirmed: deque[tuple[float, str, _Claim]] = deque()
+        """When the engine's events must have confirmed a claim, and its replica: the oldest first."""
+        self._lost_claims: deque[_Claim] = deque(maxlen=_MAX_REMEMBERED)
         self._lost_holds: deque[tuple[str, Sequence[str]]] = deque(maxlen=_MAX_REMEMBERED)
 
     def __repr__(self) -> str:
@@ -59,14 +56,14 @@ class Claims:
     def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
         """Nothing was computed for this placement: take back the claims that it made."""
         if placement.claimed_from:
-            self._withdraw(placement.replica, request, placement.claimed_from - 1)
+            self._withdraw(placement.replica, _claim(request, placement.claimed_from))
 
     def confirm(self, request: PlaceRequest, placement: Placement) -> None:
         """The replica has computed the prompt. If an agent tells what the replica holds, the engine's events have to
         confirm the claims within CONFIRM_S."""
         if placement.claimed_from:
-            due_s = time.monotonic() + CONFIRM_S
-            self._unconfirmed.append(_Unconfirmed(due_s, placement.replica, request, placement.claimed_from - 1))
+            claim = _claim(request, placement.claimed_from)
+            self._unconfirmed.append((time.monotonic() + CONFIRM_S, placement.replica, claim))
 
     def hold(self, replica: str, keys: Sequence[str]) -> None:
         """Record keys, shallow to deep, under the replica that owns them."""
@@ -97,15 +94,16 @@ class Claims:
         self._send_holds()
         return self._run("withdraw", replica=replica, reservation=reservation, keys=keys)
 
-    def _withdraw(self, replica: str, request: PlaceRequest, first: int = 0) -> None:
-        """Take back the request's claims for `replica`, from the key at index `first` on."""
+    def _withdraw(self, replica: str, claim: _Claim) -> None:
+        """Take back a claim for `replica`."""
+        reservation, keys = claim
 
         def check(reply: Any) -> None:
             if isinstance(reply, StoreError):
-                self._lost_claims.append(request)
+                self._lost_claims.append(claim)
 
         self._send_holds()  # holds that were asked for earlier must run first
-        self._tell("withdraw", check, replica=replica, reservation=request.reservation, keys=request.keys[first:])
+        self._tell("withdraw", check, replica=replica, reservation=reservation, keys=keys)
 
     def void(self, replica: str, keys: Sequence[str]) -> None:
         """Take back all that the map says of these keys there."""
@@ -114,7 +112,7 @@ class Claims:
 
     def lost(self, requests: Iterable[PlaceRequest]) -> None:
         """The connection is gone, and these placements may have claimed their keys."""
-        self._lost_claims.extend(requests)
+        self._lost_claims.extend(_claim(request) for request in requests if request.keys)
 
     def repair(self) -> None:
         """On a new connection: withdraw the claims that lost places may have made, and send lost holds again."""
@@ -123,19 +121,18 @@ class Claims:
         self._lost_holds.clear()
         for replica, keys in lost_holds:
             self.hold(replica, keys)
-        for request in lost_claims:
-            if request.keys:
-                owners = self._read("HGETALL", self._keys.own(request.tip))
-                owners.add_done_callback(partial(self._withdraw_lost, request))
+        for claim in lost_claims:
+            owners = self._read("HGETALL", self._keys.own(claim[1][-1]))
+            owners.add_done_callback(partial(self._withdraw_lost, claim))
 
-    def _withdraw_lost(self, request: PlaceRequest, owners: asyncio.Future[Any]) -> None:
+    def _withdraw_lost(self, claim: _Claim, owners: asyncio.Future[Any]) -> None:
         if not has_result(owners):
-            self._lost_claims.append(request)
+            self._lost_claims.append(claim)
             return
         flat = owners.result()
         for replica, record in zip(flat[::2], flat[1::2], strict=True):
-            if readable(record).endswith(f" {request.reservation}"):
-                self._withdraw(readable(replica), request)
+            if readable(record).endswith(f" {claim[0]}"):
+                self._withdraw(readable(replica), claim)
 
     def withdraw_unconfirmed(self, state: PoolState) -> None:
         """Take back claims that were not confirmed in time; keys that became resident are no claims any more. If no
@@ -143,17 +140,22 @@ class Claims:
         confirm.
         """
         now_s = time.monotonic()
-        while self._unconfirmed and self._unconfirmed[0].due_s <= now_s:
-            one = self._unconfirmed.popleft()
-            if state.is_told(one.replica):
-                tip = self._read("HGET", self._keys.own(one.request.tip), one.replica)
-                tip.add_done_callback(partial(self._withdraw_unless_resident, one))
+        while self._unconfirmed and self._unconfirmed[0][0] <= now_s:
+            _, replica, claim = self._unconfirmed.popleft()
+            if state.is_told(replica):
+                tip = self._read("HGET", self._keys.own(claim[1][-1]), replica)
+                tip.add_done_callback(partial(self._withdraw_unless_resident, replica, claim))
 
-    def _withdraw_unless_resident(self, one: _Unconfirmed, tip: asyncio.Future[Any]) -> None:
+    def _withdraw_unless_resident(self, replica: str, claim: _Claim, tip: asyncio.Future[Any]) -> None:
         """Nearly always the tip is resident by now, and with it every key before it: then there is nothing to do."""
         if not has_result(tip):
-            self._lost_claims.append(one.request)
+            self._lost_claims.append(claim)
             return
         fields = readable(tip.result()).split(" ") if tip.result() else []
-        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [one.request.reservation]):
-            self._withdraw(one.replica, one.request, one.first)
+        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [claim[0]]):
+            self._withdraw(replica, claim)
+
+
+def _claim(request: PlaceRequest, claimed_from: int = 1) -> _Claim:
+    """The claim of a request that claimed its keys from this one on, counted from 1."""
+    return request.reservation, tuple(request.keys[claimed_from - 1 :])
