@@ -16,19 +16,14 @@ PromptKind = Literal["chat", "completion", "embedding", "response", "message", "
 Api = Literal["openai", "openai-responses", "anthropic"]
 """The API whose format errors have."""
 
-_DONE = (b"data: [DONE]", b"data:[DONE]")
+_DONE = (b"[DONE]",)
 _OF_CHAT = ("max_completion_tokens", "max_tokens")
 _OF_AUDIO = ("max_completion_tokens",)
-_MESSAGE_STOP = (b"event: message_stop",)
-_RESPONSE_ENDS = (
-    b"event: response.completed",
-    b"event: response.failed",
-    b"event: response.incomplete",
-    b"event: response.cancelled",
-)
+_MESSAGE_STOP = (b"message_stop",)
+_RESPONSE_ENDS = (b"response.completed", b"response.failed", b"response.incomplete", b"response.cancelled")
 _ENDING_WORDS: Final[dict[Api, tuple[bytes, ...]]] = {
     "openai": (b'"error"',),
-    "openai-responses": (b"event: response.c", b"event: response.failed", b"event: response.incomplete", b'"error"'),
+    "openai-responses": (b"response.c", b"response.failed", b"response.incomplete", b'"error"'),
     "anthropic": (b"message_", b'"error"'),
 }
 """A word costs a search in each piece of a stream, so some words are for more than one event."""
@@ -50,8 +45,8 @@ class Endpoint:
     computes_prompt: bool = True
     """Whether the engine computes the prompt's KV cache (tokenization does not)."""
     api: Api = "openai"
-    end_marks: tuple[bytes, ...] = ()
-    """A complete stream ends with a line that begins with one of these. Empty: a stream may end anywhere."""
+    ends: tuple[bytes, ...] = ()
+    """A complete stream ends with an event of one of these kinds (relay/events.py). Empty: it may end anywhere."""
     adds_usage: bool = False
     """Whether the gateway asks for usage at the end of a stream (OpenAI's `stream_options`)."""
     usage_counts_prompt: bool = False
@@ -91,7 +86,7 @@ _RECORDS: Final = (
         "/v1/chat/completions",
         "chat",
         needs_model=True,
-        end_marks=_DONE,
+        ends=_DONE,
         adds_usage=True,
         usage_counts_prompt=True,
         reports_blocks=True,
@@ -103,7 +98,7 @@ _RECORDS: Final = (
         "/v1/completions",
         "completion",
         needs_model=True,
-        end_marks=_DONE,
+        ends=_DONE,
         adds_usage=True,
         usage_counts_prompt=True,
         reports_blocks=True,
@@ -117,7 +112,7 @@ _RECORDS: Final = (
         "response",
         needs_model=True,
         api="openai-responses",
-        end_marks=_RESPONSE_ENDS,
+        ends=_RESPONSE_ENDS,
         usage_counts_prompt=True,
         reports_blocks=True,
         stores_responses=True,
@@ -129,7 +124,7 @@ _RECORDS: Final = (
         "message",
         needs_model=True,
         api="anthropic",
-        end_marks=_MESSAGE_STOP,
+        ends=_MESSAGE_STOP,
         reports_blocks=True,
         output_limits=("max_tokens",),
     ),

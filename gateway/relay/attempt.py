@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -25,6 +25,7 @@ from gateway.relay.endings import (
     whole_may_be_unfinished,
 )
 from gateway.relay.error_shapes import error_body
+from gateway.relay.events import event_data, read_event, split_events
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.own_refusals import NOT_FOUND, REFUSALS, own_refusal
@@ -41,7 +42,6 @@ from gateway.relay.retries import (
     prompt_stalls_replicas,
 )
 from gateway.relay.retry_budget import RetryBudget
-from gateway.relay.sse import event_data, split_events
 from gateway.relay.token_ids import ASK, asked_token_ids
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
@@ -249,8 +249,8 @@ class Attempts:
                 if not streamed:
                     ticket.answered_s = time.monotonic()
                 is_whole = await (_begun(answer, held) if streamed else _gathered(answer, held))
-            document, found = _begins(job, answer) if streamed else _says(job, answer, is_whole)
-            if found is not None and (failure := _failure(found, job, reply)) is not None:
+            said = _begins(job, answer) if streamed else _says(job, answer, is_whole)
+            if said.unfinished is not None and (failure := _failure(said.unfinished, job, reply)) is not None:
                 self._refuse_replay(job, ticket, answer, failure.reason)
                 return self._doubted(ticket, failure)
             if answer.status >= 400 and self._is_refused_here(job, tickets, failures, answer, is_whole):
@@ -262,9 +262,9 @@ class Attempts:
             if failures:
                 self._learn_from(job, tickets, failures, answer)
             if is_whole and not streamed:
-                await self._relay.whole(job, ticket, reply, answer, document)
+                await self._relay.whole(job, ticket, reply, answer, said.document)
             else:
-                await self._relayed(job, ticket, reply, answer, held, streamed)
+                await self._relayed(job, ticket, reply, answer, held, said if streamed else None)
             return None
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
@@ -358,13 +358,16 @@ class Attempts:
             raise ApiError(400, "no_events", message, "stream")
 
     async def _relayed(
-        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, streamed: bool
+        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, begun: _Said | None
     ) -> None:
-        relay = self._relay.stream if streamed else self._relay.large
+        """Passes on a large answer, or a stream that has `begun`."""
         try:
-            await relay(job, ticket, reply, answer, held)
+            if begun is None:
+                await self._relay.large(job, ticket, reply, answer, held)
+            else:
+                await self._relay.stream(job, ticket, reply, answer, held, begun.plain_bytes)
         except StreamBroken as broken:
-            self._charges.untold(job, ticket, by_time=not streamed)
+            self._charges.untold(job, ticket, by_time=begun is None)
             if broken.by_replica:
                 self._router.broke_off(ticket)
                 self._fleet.recheck(ticket.replica)
@@ -436,35 +439,48 @@ async def _begun(answer: Answer, held: HeldBytes) -> bool:
 
 
 def _only_opens(event: bytes) -> bool:
-    return may_open(event) and (document := event_data(event)) is not None and opens(document)
+    if not may_open(event):
+        return not read_event(event).data  # a comment
+    return (document := event_data(event)) is not None and opens(document)
 
 
-_Said = tuple[dict[str, Any] | None, Unfinished | None]
-"""An answer's content, if it was read, and why its engine did not finish it."""
+class _Said(NamedTuple):
+    """What an answer says, as far as it was read."""
+
+    document: dict[str, Any] | None = None
+    """A whole answer's content."""
+    unfinished: Unfinished | None = None
+    """Why its engine did not finish it."""
+    plain_bytes: int = 0
+    """So many bytes at the beginning of a stream are known not to say that it is unfinished."""
+
+
+_NOTHING = _Said()
 
 
 def _says(job: Job, answer: Answer, is_whole: bool) -> _Said:
     """What a gathered answer says. A large one is parsed only if it may say that it is not finished."""
     if not is_whole or answer.status >= 400 or not job.endpoint.is_generated:
-        return None, None
+        return _NOTHING
     body = answer.look()
     if len(body) > MAX_READ_BYTES and not whole_may_be_unfinished(body, job.endpoint.api):
-        return None, None
+        return _NOTHING
     document = json_object(body)
-    return document, unfinished(document)
+    return _Said(document, unfinished(document))
 
 
 def _begins(job: Job, answer: Answer) -> _Said:
     """What a stream's first events say. Most have nothing to say and are not parsed."""
     first = answer.look()
     if not first:
-        return None, _EMPTY
-    if may_be_unfinished(first, job.endpoint.ending_words):
-        for event in split_events(first[:WINDOW_BYTES]):
-            document = event_data(event)
-            if document is not None and (found := unfinished(document, job.has_effects)) is not None:
-                return None, found
-    return None, None
+        return _Said(unfinished=_EMPTY)
+    if not may_be_unfinished(first, job.endpoint.ending_words):
+        return _Said(plain_bytes=len(first))
+    for event in split_events(first[:WINDOW_BYTES]):
+        document = event_data(event)
+        if document is not None and (found := unfinished(document, job.has_effects)) is not None:
+            return _Said(unfinished=found)
+    return _NOTHING
 
 
 def _failure(found: Unfinished, job: Job, reply: Reply) -> Failure | None:

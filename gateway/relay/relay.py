@@ -17,9 +17,10 @@ from coordinator.scripts import NOTHING
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.charges import Charges
 from gateway.relay.endings import ABORTED, FINISHES, says_no_end
+from gateway.relay.events import kind_of, split_events
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
-from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay, split_events
+from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay
 from gateway.relay.stored_responses import StoredResponses
 from gateway.relay.token_ids import asked_token_ids
 from gateway.replicas.hangs import AnswerProgress
@@ -28,9 +29,7 @@ from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
-_PREFACE = tuple(
-    b"event: response." + state + end for state in (b"created", b"queued", b"in_progress") for end in (b"\n", b"\r")
-)
+_PREFACE = (b"response.created", b"response.queued", b"response.in_progress", b"")
 
 MAX_GATHERED_BYTES = 2**20
 """An answer that is not streamed is gathered up to this size. Until then, another replica can be asked instead."""
@@ -119,14 +118,17 @@ class Relay:
         ticket.done()
         await _ended(reply, last, drained)
 
-    async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
-        """Passes on events as they come. Raises StreamBroken if the stream breaks off."""
+    async def stream(
+        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, plain_bytes: int
+    ) -> None:
+        """Passes on events as they come. So many bytes of its beginning are known not to say that it is unfinished.
+        Raises StreamBroken if the stream breaks off."""
         watch = self._begun(job, ticket, reply)
         token_ids = asked_token_ids(job, ticket)
         edit = token_ids.take_from_events if token_ids is not None else None
         of = job.endpoint
         events = EventRelay(
-            job.strip_usage, of.end_marks, edit, of.token_mark, job.choices, of.ending_words, job.has_effects
+            job.strip_usage, of.ends, edit, of.token_mark, job.choices, of.ending_words, job.has_effects, plain_bytes
         )
         ticket.seen_tokens = partial(_seen_tokens, job, events)
         reason, pieces = "", self._pieces
@@ -264,8 +266,8 @@ def _why_not_held(size_bytes: int, held: HeldBytes) -> str:
 
 
 def _is_preface(events: bytes) -> bool:
-    """Whether these events only announce a response. They come before its prompt is computed."""
-    return all(event.startswith(_PREFACE) for event in split_events(events))
+    """Whether these events only announce a response, or are comments. They come before its prompt is computed."""
+    return all(kind_of(event) in _PREFACE for event in split_events(events))
 
 
 def json_object(body: bytes) -> dict[str, Any]:

@@ -13,9 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from gateway.relay.endings import ABORT, may_be_unfinished, says_no_end, unfinished
+from gateway.relay.events import end_of_first_event, end_of_last_event, event_data, has_kind, split_events
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -36,21 +35,22 @@ _LONGEST_SEAM = 3
 class EventRelay:
     """Takes a replica's bytes, returns the client's bytes. One for each stream.
 
-    `end_marks` are beginnings of lines. A JSON string holds no line break, so no content can look like one.
-    `edit`, if given, turns events into those for the client. `token_mark` is a key that each part of a choice has once;
-    strings cannot imitate it, because quotation marks inside have a backslash. `ending_words`: see `Endpoint`.
-    `may_be_cancelled`: see `endings.unfinished`.
+    `ends`, `ending_words`: see `Endpoint`. `edit`, if given, turns events into those for the client. `token_mark` is a
+    key that each part of a choice has once; strings cannot imitate it, because quotation marks inside have a backslash.
+    `may_be_cancelled`: see `endings.unfinished`. `plain_bytes`: so many bytes at the beginning are known not to say
+    that the stream is unfinished.
     """
 
     def __init__(
         self,
         strip_usage: bool,
-        end_marks: tuple[bytes, ...],
+        ends: tuple[bytes, ...],
         edit: Callable[[bytes], bytes] | None = None,
         token_mark: bytes = b'"delta":',
         choices: int = 1,
         ending_words: tuple[bytes, ...] = (),
         may_be_cancelled: bool = False,
+        plain_bytes: int = 0,
     ) -> None:
         self.parts = 0
         """The parts of choices that were passed on."""
@@ -58,13 +58,14 @@ class EventRelay:
         """By choice, if there are several: its tokens so far, if each event tells them (`continuous_usage_stats`)."""
         self.usage: dict[str, Any] | None = None
         """From the last event that had one."""
-        self.saw_end = not end_marks
-        """Whether the stream said that it is complete. Always true if there are no end marks."""
+        self.saw_end = not ends
+        """Whether the stream said that it is complete. Always true if every end is one."""
         self.unfinished = ""
         """Why the engine did not finish the answer, if an event said so."""
-        self._end_marks = end_marks
+        self._ends = ends
         self._ending_words = ending_words
         self._may_be_cancelled = may_be_cancelled
+        self._plain_bytes = plain_bytes
         self._strip_usage = strip_usage
         self._edit = edit
         self._token_mark = token_mark
@@ -90,14 +91,14 @@ class EventRelay:
         if not tail:
             if piece.endswith(b"\n\n"):
                 return self._passed(piece)
-            end = _end_of_last_event(piece, 0)
+            end = end_of_last_event(piece, 0)
             tail += piece[end:] if end else piece
             return self._passed(piece[:end]) if end else b""
         seen = max(0, len(tail) - _LONGEST_SEAM)
         tail += piece
         if len(tail) > _LARGE_BYTES:
             return self._feed_large(seen)
-        end = _end_of_last_event(tail, seen)
+        end = end_of_last_event(tail, seen)
         if end == 0:
             return b""
         self._tail = tail[end:]
@@ -105,8 +106,8 @@ class EventRelay:
 
     def _feed_large(self, seen: int) -> bytes:
         """The tail is an event too large to be parsed, or it ends such an event and holds much behind it."""
-        tail = self._tail
-        end = _end_of_first_event(tail, seen)
+        tail, self._plain_bytes = self._tail, 0
+        end = end_of_first_event(tail, seen)
         if end == 0:
             return b""
         behind, self._tail = bytes(tail[end:]), bytearray()
@@ -124,6 +125,7 @@ class EventRelay:
         if is_one and ready.endswith(self._usual_end) and ready.startswith(self._usual_start):
             self.parts += 1  # nothing in the event says more than a delta
             return ready
+        plain_bytes, self._plain_bytes = self._plain_bytes, 0
         if len(ready) > _LARGE_BYTES:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
         self.parts += ready.count(self._token_mark)
@@ -131,7 +133,7 @@ class EventRelay:
             ready = self._edit(ready)
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
-        if may_be_unfinished(ready, self._ending_words):
+        if len(ready) > plain_bytes and may_be_unfinished(ready, self._ending_words):
             return self._checked(ready)
         self._look_for_end(ready)
         if is_one and self._lessons:
@@ -148,8 +150,8 @@ class EventRelay:
 
     def _look_for_end(self, ready: bytes) -> None:
         if not self.saw_end:
-            for mark in self._end_marks:
-                if mark in ready and _begins_a_line(mark, ready):
+            for kind in self._ends:
+                if kind in ready and has_kind(ready, kind):
                     self.saw_end = True
 
     def _checked(self, ready: bytes) -> bytes:
@@ -210,51 +212,8 @@ class EventRelay:
             self.running_tokens[index] = max(tokens, self.running_tokens.get(index, 0))
 
 
-def event_data(event: bytes) -> dict[str, Any] | None:
-    """The JSON object in an event, or None. OpenAI's responses have their usage in `response`, Anthropic's messages in
-    `message`. Here it is always at the top."""
-    begin = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
-    if not event.startswith(b"data:", begin):
-        return None
-    end = event.find(b"\n", begin)
-    try:
-        document = orjson.loads(event[begin + 5 : end if end >= 0 else len(event)])
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(document, dict):
-        return None
-    for nested in ("response", "message"):
-        inner = document.get(nested)
-        if "usage" not in document and isinstance(inner, dict) and "usage" in inner:
-            return {**document, "usage": inner["usage"]}
-    return document
-
-
 def next_sequence_number(events: bytes) -> int:
     """The number of the event that follows these, which are the last of a streamed response. 0 if they have none."""
     at = events.rfind(b'"sequence_number"')
     found = _SEQUENCE_NUMBER.match(events, at) if at >= 0 else None
     return int(found[1]) + 1 if found else 0
-
-
-def split_events(data: bytes) -> list[bytes]:
-    """Complete events, each with its blank line."""
-    separator = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
-    return [part + separator for part in data.split(separator) if part]
-
-
-def _begins_a_line(mark: bytes, data: bytes) -> bool:
-    return data.startswith(mark) or b"\n" + mark in data
-
-
-def _end_of_last_event(data: bytes | bytearray, start: int) -> int:
-    """The end of the last event in `data`, if that is after `start`; else 0."""
-    lf = data.rfind(b"\n\n", start)
-    crlf = data.rfind(b"\r\n\r\n", start)
-    return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
-
-
-def _end_of_first_event(data: bytearray, start: int) -> int:
-    """The end of the first event that ends after `start`; 0 if there is none."""
-    ends = [at + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (at := data.find(mark, start)) >= 0]
-    return min(ends, default=0)

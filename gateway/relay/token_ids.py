@@ -11,13 +11,12 @@ either of them, and what only they use: `Endpoint.returns_token_ids`, `wants_tok
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Any, Final
 
 import orjson
 
 from coordinator.engine.light_json import is_light
-from gateway.relay.sse import event_data, split_events
+from gateway.relay.events import event_data, split_events, with_data
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 
@@ -46,7 +45,7 @@ class TokenIds:
         if document is None:
             return event
         self._take(document)
-        return _with_data(event, document) if self._strip else event
+        return with_data(event, document) if self._strip else event
 
     def take_from_body(self, body: bytes) -> bytes:
         """Reads an answer in one piece; returns the body for the client."""
@@ -82,10 +81,3 @@ def asked_token_ids(job: Job, ticket: Ticket) -> TokenIds | None:
 
 def _is_readable(data: bytes) -> bool:
     return b"token_ids" in data and len(data) <= _MAX_PARSED_BYTES and is_light(data)
-
-
-def _with_data(event: bytes, document: dict[str, Any]) -> bytes:
-    """The event with another object in its data line. The lines above it stay."""
-    lines = event.splitlines(keepends=True)
-    above = takewhile(lambda line: not line.startswith(b"data:"), lines)
-    return b"".join(above) + b"data: " + orjson.dumps(document) + b"\n\n"

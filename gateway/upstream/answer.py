@@ -81,7 +81,7 @@ class Answer:
     def is_event_stream(self) -> bool:
         for name, value in self.headers:
             if name == b"content-type":
-                return value.startswith(b"text/event-stream")
+                return value[:17].lower() == b"text/event-stream"
         return False
 
     @property

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from gateway.relay import sse
+from gateway.relay import events
 from gateway.routing.ticket import Ticket
 from tests.gateway.scripted import CHAT, Relayed, chunk, head, whole
 from tests.polling import eventually
@@ -106,7 +106,7 @@ async def test_of_a_streams_first_bytes_little_is_parsed(relayed: Relayed, monke
         parsed.append(len(data))
         return orjson.loads(data)
 
-    monkeypatch.setattr(sse, "orjson", SimpleNamespace(**{**vars(orjson), "loads": noted}))
+    monkeypatch.setattr(events, "orjson", SimpleNamespace(**{**vars(orjson), "loads": noted}))
     event = b'data: {"error":[' + b"{}," * 2**17 + b"{}]}\n\n"
     relayed.replica.says(head(*STREAM_HEADERS) + chunk(event + EVENTS) + chunk(b""))
     assert (await relayed.stream()).content == event + EVENTS

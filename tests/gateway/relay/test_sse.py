@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from gateway.endpoints import endpoint_of
-from gateway.relay import sse
-from gateway.relay.sse import EventRelay, event_data, next_sequence_number
+from gateway.relay import events
+from gateway.relay.sse import EventRelay, next_sequence_number
 
 DONE = b"data: [DONE]\n\n"
-END = (b"data: [DONE]",)
+END = (b"[DONE]",)
 
 
 def chunk(content: str) -> bytes:
@@ -36,7 +36,7 @@ def test_wherever_the_bytes_are_split_the_client_gets_the_same_events(at: int) -
     assert relay.saw_end
 
 
-@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 def test_byte_by_byte_nothing_is_lost(line_end: bytes) -> None:
     stream = STREAM.replace(b"\n", line_end)
     relayed, relay = relay_in_pieces([bytes([byte]) for byte in stream], strip_usage=False)
@@ -133,7 +133,7 @@ def test_a_last_event_without_its_blank_line_is_kept() -> None:
 def test_an_end_mark_quoted_in_content_ends_nothing() -> None:
     _, relay = relay_in_pieces([chunk("the last line is\ndata: [DONE]\n"), chunk("data: [DONE]")])
     assert not relay.saw_end
-    quoted = EventRelay(False, (b"event: response.completed",))
+    quoted = EventRelay(False, (b"response.completed",))
     quoted.feed(b'event: response.created\ndata: {"instructions":"say event: response.completed"}\n\n')
     assert not quoted.saw_end
     quoted.feed(b"event: response.completed\ndata: {}\n\n")
@@ -176,7 +176,7 @@ class Parsed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        monkeypatch.setattr(sse, "orjson", SimpleNamespace(**{**vars(orjson), "loads": self._loads}))
+        monkeypatch.setattr(events, "orjson", SimpleNamespace(**{**vars(orjson), "loads": self._loads}))
 
     def _loads(self, data: bytes) -> object:
         self.sizes.append(len(data))
@@ -196,7 +196,7 @@ LARGE_COMPLETED = (
 
 @pytest.mark.parametrize("at", [1, 20, 2**17, 2**18 + 1, len(LARGE_COMPLETED) - 1, len(LARGE_COMPLETED)])
 def test_a_large_event_is_passed_on_and_its_usage_read_without_parsing_it(at: int, parsed: Parsed) -> None:
-    relay = EventRelay(True, (b"event: response.completed",))
+    relay = EventRelay(True, (b"response.completed",))
     assert relay.feed(LARGE_COMPLETED[:at]) + relay.feed(LARGE_COMPLETED[at:] + USAGE) == LARGE_COMPLETED
     assert relay.saw_end
     assert len(parsed.sizes) == 1, "the usage chunk behind it"
@@ -205,7 +205,7 @@ def test_a_large_event_is_passed_on_and_its_usage_read_without_parsing_it(at: in
 
 
 def test_an_end_mark_within_a_large_event_ends_nothing() -> None:
-    relay = EventRelay(False, (b"event: response.completed",))
+    relay = EventRelay(False, (b"response.completed",))
     relay.feed(b"event: response.created\ndata: " + b"x" * 2**19 + b"event: response.completed\n\n")
     assert not relay.saw_end
 
@@ -227,18 +227,6 @@ def test_every_usage_chunk_in_one_read_is_taken_out() -> None:
     relay = EventRelay(True, END)
     assert relay.feed(USAGE + chunk("a") + USAGE.replace(b":7", b":8") + chunk("b")) == chunk("a") + chunk("b")
     assert (relay.usage or {})["prompt_tokens"] == 8
-
-
-def test_usage_nested_in_a_response_or_a_message_is_found() -> None:
-    completed = b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":5}}}\n\n'
-    started = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":6}}}\n\n'
-    assert (event_data(completed) or {})["usage"] == {"input_tokens": 5}
-    assert (event_data(started) or {})["usage"] == {"input_tokens": 6}
-
-
-@pytest.mark.parametrize("event", [b"data: [DONE]\n\n", b": comment\n\n", b"data: 3\n\n", b"event: x\n\n"])
-def test_events_without_a_json_object_carry_nothing(event: bytes) -> None:
-    assert event_data(event) is None
 
 
 @pytest.mark.parametrize(

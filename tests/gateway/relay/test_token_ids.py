@@ -12,7 +12,7 @@ from gateway.relay.sse import EventRelay
 from gateway.relay.token_ids import TokenIds
 
 DONE = b"data: [DONE]\n\n"
-END = (b"data: [DONE]",)
+END = (b"[DONE]",)
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7}}\n\n'
 CHAT = [
     {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [5, 6, 7]},
