@@ -422,8 +422,9 @@ def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:
 
 
 def _gathered(answer: Answer, held: HeldBytes) -> Coroutine[Any, Any, bool]:
-    """Gathers an answer that is not streamed. False if it is too large, or if there is no room for it."""
-    return answer.gathered(MAX_GATHERED_BYTES, held.has_room)
+    """Gathers an answer that is no stream of events. False if it is too large, if there is no room for it, or if it is
+    to be passed on as it comes."""
+    return answer.gathered(0 if answer.comes_in_pieces else MAX_GATHERED_BYTES, held.has_room)
 
 
 async def _begun(answer: Answer, held: HeldBytes) -> bool:

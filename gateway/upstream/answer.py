@@ -79,10 +79,22 @@ class Answer:
 
     @property
     def is_event_stream(self) -> bool:
+        return self._content_type.startswith(b"text/event-stream")
+
+    @property
+    def comes_in_pieces(self) -> bool:
+        """Whether a client can use its pieces as they come, as those of speech. JSON is of use as a whole only."""
+        if self.status >= 400 or self.content_length is not None:
+            return False
+        media_type = self._content_type.partition(b";")[0].strip()
+        return media_type != b"application/json" and not media_type.endswith(b"+json")
+
+    @property
+    def _content_type(self) -> bytes:
         for name, value in self.headers:
             if name == b"content-type":
-                return value[:17].lower() == b"text/event-stream"
-        return False
+                return value.lower()
+        return b""
 
     @property
     def content_length(self) -> int | None:

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.relay import relay
 from gateway.relay import stored_responses as responses
+from tests.gateway.relay.conftest import Pair
 from tests.gateway.scripted import ASKED, CHAT, Relayed, chunk, head, whole
 from tests.polling import eventually
 
@@ -41,6 +42,24 @@ async def read_while_it_comes(relayed: Relayed, go_on: asyncio.Event) -> tuple[h
         async for piece in pieces:
             got += piece
     return answer, got
+
+
+@pytest.mark.parametrize("media_type", ["audio/pcm", "application/x-ndjson", "", "text/plain; charset=utf-8"])
+async def test_what_is_made_piece_by_piece_reaches_its_client_piece_by_piece(relayed: Relayed, media_type: str) -> None:
+    go_on = asyncio.Event()
+    headers = ("transfer-encoding: chunked", *([f"content-type: {media_type}"] if media_type else []))
+    relayed.replica.says(head(*headers) + chunk(b"one\n"), go_on, chunk(b"two\n") + chunk(b""))
+    answer, got = await read_while_it_comes(relayed, go_on)
+    assert (answer.status_code, got) == (200, b"one\ntwo\n")
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "application/problem+json; charset=utf-8"])
+async def test_json_in_chunks_is_complete_before_it_is_sent(pair: Pair, media_type: str) -> None:
+    broken = head(f"content-type: {media_type}", "transfer-encoding: chunked") + chunk(b'{"choices":')
+    pair.replicas[0].says(broken)
+    pair.replicas[1].says(broken)
+    assert (await pair.http.post(CHAT, json=ASKED)).status_code == 502
+    assert pair.asked == 2, "another replica was asked"
 
 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["of known length", "chunked"])
