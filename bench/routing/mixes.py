@@ -172,6 +172,10 @@ def _rag(seed: int, size: Size = AS_IT_IS) -> Workload:
     return _documents(seed, "rag", documents=40, tokens=3000, exponent=1.0, requests=300, size=size)
 
 
+def _books(seed: int, size: Size = AS_IT_IS) -> Workload:
+    return _documents(seed, "books", documents=12, tokens=10_000, exponent=1.0, requests=300, size=size)
+
+
 def _long_tail(working_set: float) -> Callable[..., Workload]:
     documents = round(working_set * 3 * 32_000 / 2000)
 
@@ -230,6 +234,7 @@ MIXES = _named(
         Mix("chat", "16 conversations under one system prompt", 2, 20_000, 8, _chat, 29_000),
         Mix("contexts", "2 000 questions about 24 documents and images", 3, 32_000, 12, _contexts),
         Mix("rag", "questions about 40 documents, by Zipf", 3, 48_000, 12, _rag),
+        Mix("books", "questions about 12 long documents, by Zipf", 3, 48_000, 12, _books),
         Mix("hostile", "no two prompts alike", 3, 48_000, 12, _hostile),
         Mix("hot", "3 in 10 requests about one document", 4, 48_000, 32, _hot),
         Mix("tail-1.5", "documents for 1.5 times all caches", 3, 32_000, 12, _long_tail(1.5)),
