@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import secrets
+from collections.abc import Awaitable
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -190,18 +191,22 @@ class Gateway:
             self.access_log.close()
         _log.info("gateway stopped", id=self.id)
 
-    async def answer(self, exchange: Exchange) -> None:
-        """Answer one request. A slash at the end of its path means nothing here, as in vLLM."""
+    def answer(self, exchange: Exchange) -> Awaitable[None]:
+        """Answer one request: await it. A slash at the end of its path means nothing here, as in vLLM. It is no
+        coroutine, because each coroutine on the way costs a request half a microsecond at each wait."""
         if len(exchange.path) > 1:
             exchange.path = exchange.path.removesuffix("/")
         if self.cors.answers(exchange):
-            return
+            return _nothing()
         if is_proxied(exchange.path):
-            await self.proxy(exchange)
-        elif self.asking is not None and exchange.path == ASK_PATH and exchange.method == "POST":
-            await self.asking(exchange)
-        else:
-            await run_asgi(self.control, exchange, [(b"x-request-id", request_id(exchange.headers).encode())])
+            return self.proxy(exchange)
+        if self.asking is not None and exchange.path == ASK_PATH and exchange.method == "POST":
+            return self.asking(exchange)
+        return run_asgi(self.control, exchange, [(b"x-request-id", request_id(exchange.headers).encode())])
+
+
+async def _nothing() -> None:
+    """The request was answered already."""
 
 
 def _access_log(settings: GatewaySettings, metrics: Metrics, recorder: Recorder) -> AccessLog | None:
@@ -258,7 +263,7 @@ class App:
             await gateway.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def answer(self, exchange: Exchange) -> None:
-        """Answer one request."""
+    def answer(self, exchange: Exchange) -> Awaitable[None]:
+        """Answer one request: await it."""
         assert self.gateway is not None
-        await self.gateway.answer(exchange)
+        return self.gateway.answer(exchange)
