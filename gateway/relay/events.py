@@ -79,12 +79,17 @@ def has_kind(data: bytes, kind: bytes) -> bool:
         return any(kind in event and kind_of(event) == kind for event in split_events(data))
     at = data.rfind(kind)
     while at >= 0:
-        begin, end = data.rfind(b"\n\n", 0, at), data.find(b"\n\n", at)
-        begin = begin + 2 if begin >= 0 else 0
-        if kind_of(data[begin : end + 2 if end >= 0 else len(data)]) == kind:
+        begin, end = bounds_of_event(data, at)
+        if kind_of(data[begin:end]) == kind:
             return True
         at = data.rfind(kind, 0, begin)
     return False
+
+
+def bounds_of_event(data: bytes, at: int) -> tuple[int, int]:
+    """Where the event begins and ends that has this place. `data` is one event, or its lines end with LF."""
+    begin, end = data.rfind(b"\n\n", 0, at), data.find(b"\n\n", at)
+    return begin + 2 if begin >= 0 else 0, end + 2 if end >= 0 else len(data)
 
 
 def with_data(event: bytes, document: dict[str, Any]) -> bytes:

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.relay.endings import ABORT, may_be_unfinished, says_no_end, unfinished
-from gateway.relay.events import end_of_first_event, end_of_last_event, event_data, has_kind, split_events
+from gateway.relay.events import (
+    bounds_of_event,
+    end_of_first_event,
+    end_of_last_event,
+    event_data,
+    has_kind,
+    split_events,
+)
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -186,10 +193,14 @@ class EventRelay:
 
     def _take_usage(self, ready: bytes) -> bytes:
         """Reads the last event with usage, of each choice, and takes out the events with nothing but usage."""
-        kept: list[bytes] = []
+        if b"\r" in ready and len(events := split_events(ready)) > 1:
+            return b"".join(map(self._take_usage, events))
         latest = None
-        for event in reversed(split_events(ready)):
-            if b'"usage"' in event and _HAS_USAGE.search(event):
+        at = ready.rfind(b'"usage"')
+        while at >= 0:
+            begin, end = bounds_of_event(ready, at)
+            event = ready[begin:end]
+            if _HAS_USAGE.search(event):
                 has_no_more = self._strip_usage and _NO_CHOICES.search(event) is not None
                 is_read = has_no_more or latest is None or self._has_many_choices
                 document = (event_data(event) if is_read else None) or {}
@@ -197,12 +208,12 @@ class EventRelay:
                 if isinstance(usage, dict):
                     latest = latest or usage
                     if has_no_more and choices == []:
-                        continue
-                    if self._has_many_choices and choices:
+                        ready = ready[:begin] + ready[end:]
+                    elif self._has_many_choices and choices:
                         self._note_running(choices, usage)
-            kept.append(event)
+            at = ready.rfind(b'"usage"', 0, begin)
         self.usage = latest or self.usage
-        return b"".join(reversed(kept))
+        return ready
 
     def _note_running(self, choices: Any, usage: dict[str, Any]) -> None:
         """vLLM tells of a choice's event how many tokens this choice has."""
