@@ -53,6 +53,8 @@ class Endpoint:
     """Whether the answer's usage counts exactly the tokens of the request's one prompt."""
     reports_blocks: bool = False
     """Whether vLLM accepts `vllm_xargs` on this path. They ask it to report the blocks that a request reuses."""
+    takes_cache_salt: bool = True
+    """Whether vLLM reads the field `cache_salt` on this path."""
     returns_token_ids: bool = False
     """Whether vLLM accepts `return_token_ids` on this path."""
     takes_priority: bool = False
@@ -135,31 +137,31 @@ _RECORDS: Final = (
     # A score has four ways to name its two sides. The engine may use another one than the reader.
     Endpoint("/v1/score", "score", needs_model=True, reads_all_of_prompt=False, output_limits=()),
     Endpoint("/score", "score", needs_model=True, reads_all_of_prompt=False, output_limits=()),
-    Endpoint("/tokenize", "tokenize", computes_prompt=False),
-    Endpoint("/detokenize", computes_prompt=False),
+    Endpoint("/tokenize", "tokenize", computes_prompt=False, takes_cache_salt=False),
+    Endpoint("/detokenize", computes_prompt=False, takes_cache_salt=False),
     Endpoint("/classify", output_limits=()),
     Endpoint("/pooling", output_limits=()),
     Endpoint("/v1/chat/completions/batch", output_limits=_OF_CHAT),
     Endpoint("/v1/chat/completions/render", computes_prompt=False),
-    Endpoint("/v1/chat/completions/derender", computes_prompt=False),
+    Endpoint("/v1/chat/completions/derender", computes_prompt=False, takes_cache_salt=False),
     Endpoint("/v1/completions/render", computes_prompt=False),
-    Endpoint("/v1/completions/derender", computes_prompt=False),
-    Endpoint("/v1/messages/count_tokens", computes_prompt=False, api="anthropic"),
+    Endpoint("/v1/completions/derender", computes_prompt=False, takes_cache_salt=False),
+    Endpoint("/v1/messages/count_tokens", computes_prompt=False, api="anthropic", takes_cache_salt=False),
     Endpoint("/v1/messages/render", computes_prompt=False, api="anthropic"),
     Endpoint("/v1/responses/render", computes_prompt=False),
     Endpoint("/v1/systemone"),
-    Endpoint("/v1/audio/speech"),
-    Endpoint("/v1/audio/transcriptions", output_limits=_OF_AUDIO),
-    Endpoint("/v1/audio/translations", output_limits=_OF_AUDIO),
-    Endpoint("/v1/images/edits"),
-    Endpoint("/v1/images/generations"),
-    Endpoint("/v1/moderations"),
+    Endpoint("/v1/audio/speech", takes_cache_salt=False),
+    Endpoint("/v1/audio/transcriptions", output_limits=_OF_AUDIO, takes_cache_salt=False),
+    Endpoint("/v1/audio/translations", output_limits=_OF_AUDIO, takes_cache_salt=False),
+    Endpoint("/v1/images/edits", takes_cache_salt=False),
+    Endpoint("/v1/images/generations", takes_cache_salt=False),
+    Endpoint("/v1/moderations", takes_cache_salt=False),
 )
 ENDPOINTS: Final = {record.path: record for record in _RECORDS}
 """The records by path."""
-OTHER: Final = Endpoint("", is_pure=False)
+OTHER: Final = Endpoint("", is_pure=False, takes_cache_salt=False)
 """The record of any other path. What its requests do is unknown."""
-_OTHER_ANTHROPIC: Final = Endpoint("", is_pure=False, api="anthropic")
+_OTHER_ANTHROPIC: Final = Endpoint("", is_pure=False, api="anthropic", takes_cache_salt=False)
 
 
 def endpoint_of(path: str) -> Endpoint:

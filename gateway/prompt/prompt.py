@@ -54,7 +54,7 @@ class Prompt:
     sample: bytes
     """The root's digest and the first medium, or the beginning of the first message: stays equal as a chat grows."""
     body_changed: bool
-    """Whether the body was edited (a media uuid was set or dropped) and must be serialised again."""
+    """Whether a media uuid in the body was set or dropped."""
     answer: tuple[int, int] = (0, 0)
     """The last answer in a conversation: how many keys come before it, and how many up to its end; zeros if there is no
     answer, or no key before it: because nothing was asked, or 15 or more messages follow."""

@@ -38,6 +38,7 @@ def read_prompt(
     cache_salt: str | None,
     limits: PromptLimits,
     steps: Steps | None = None,
+    changed_parts: list[dict[str, Any]] | None = None,
 ) -> Prompt:
     """Read the prompt of a request to `path`. If the path has no prompt, the result has no keys.
 
@@ -45,8 +46,8 @@ def read_prompt(
     adapter, and the salt that will be sent (`body["cache_salt"]` is not read).
 
     `body` is edited in place (`body_changed`): the client's media uuids are dropped, and data: images in chat messages
-    get the gateway's own. Raises ApiError 400, which names the field, for bad input, and TooManySteps if reading takes
-    more than `steps`.
+    get the gateway's own. `changed_parts` gets the parts where that was done. Raises ApiError 400, which names the
+    field, for bad input, and TooManySteps if reading takes more than `steps`.
     """
     kind = endpoint_of(path).prompt
     model = body.get("model")
@@ -55,6 +56,6 @@ def read_prompt(
         return Prompt(model if isinstance(model, str) else "", [], [], [], [], sample, body_changed=False)
     if not utf8(model, "model"):
         raise bad_field("model", "must name a model")
-    writer = PromptWriter(limits, steps or Steps(UNBOUNDED))
+    writer = PromptWriter(limits, steps or Steps(UNBOUNDED), changed_parts)
     _READERS[kind](writer, body, CacheScope(root_model, adapter, cache_salt))
     return writer.prompt(str(model))

@@ -48,21 +48,22 @@ class PromptWriter:
         "_sample",
         "_samples",
         "_seed",
-        "body_changed",
+        "changed_parts",
         "limits",
         "pins_images",
         "steps",
         "stream",
     )
 
-    def __init__(self, limits: PromptLimits, steps: Steps) -> None:
+    def __init__(self, limits: PromptLimits, steps: Steps, changed_parts: list[dict[str, Json]] | None = None) -> None:
         self.stream = PromptStream()
         self.limits = limits
         self.steps = steps
         self._parts = 0
         self.pins_images = False
         self._image_ids: list[str] = []
-        self.body_changed = False
+        self.changed_parts: list[dict[str, Json]] = [] if changed_parts is None else changed_parts
+        """Gets the parts of the body whose uuid was set or dropped."""
         self._seed = b""
         self._first_media = b""
         self._answered = ""  # the key before the answer that is written now
@@ -133,7 +134,7 @@ class PromptWriter:
         """Set the uuid of the image in `part` to its digest. The engine then names the image by it."""
         part["uuid"] = identity.digest.hex()
         self._image_ids.append(identity.digest.hex())
-        self.body_changed = True
+        self.changed_parts.append(part)
 
     def identified_image(self, identity: ImageIdentity) -> None:
         """An image of the message's content."""
@@ -172,7 +173,7 @@ class PromptWriter:
         if "uuid" not in part:
             return False
         del part["uuid"]
-        self.body_changed = True
+        self.changed_parts.append(part)
         return True
 
     def optional_field(self, tag: bytes, value: Json, param: str) -> None:
@@ -207,7 +208,7 @@ class PromptWriter:
             image_counts=stream.image_counts,
             images=stream.images,
             sample=self._seed + content,
-            body_changed=self.body_changed,
+            body_changed=bool(self.changed_parts),
             answer=self._answer_in(stream.keys),
             image_ids=tuple(self._image_ids),
         )

@@ -125,10 +125,8 @@ def test_path_and_query_arrive_as_they_were_judged(echo: Stage, asked: str, targ
     assert sent(echo.get(asked)).target == target
 
 
-@pytest.mark.parametrize(
-    "path", [CHAT, "/v1/completions", "/v1/messages", "/v1/embeddings", "/v1/nonesuch", "/tokenize"]
-)
-def test_every_json_body_carries_its_tenants_salt_and_not_the_clients(guarded_echo: Stage, path: str) -> None:
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/embeddings", "/classify"])
+def test_a_json_body_carries_its_tenants_salt_and_not_the_clients(guarded_echo: Stage, path: str) -> None:
     def salt(name: str, **fields: Any) -> Any:
         body = {"model": MODEL, "prompt": "x", "input": "x", "messages": user("x"), **fields}
         request = sent(guarded_echo.post(path, body, headers=bearer(name)))
@@ -142,7 +140,32 @@ def test_every_json_body_carries_its_tenants_salt_and_not_the_clients(guarded_ec
     assert salt("anna", cache_salt="a") == salts[2]
 
 
-@pytest.mark.parametrize("path", ["/v1/nonesuch", "/v1/embeddings", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/tokenize", "/v1/messages/count_tokens"])
+def test_where_the_engine_knows_no_salt_the_body_gets_none(guarded_echo: Stage, path: str) -> None:
+    """A server that refuses unknown fields would answer 422."""
+    body = json.dumps({"model": MODEL, "prompt": "x", "messages": user("x")}).encode()
+    headers = {**bearer("alice"), **JSON}
+    assert sent(guarded_echo.post(path, content=body, headers=headers)).body == body
+
+
+def test_beside_what_is_replaced_a_body_arrives_to_the_letter(echo: Stage) -> None:
+    image = json.dumps(data_url(5))
+    text = (
+        '{"model": "echo", "seed": 123456789012345678901234567890, "top_p": 1.10, "user":"\\ud83d\\ude00","n":1,"n" : 1'
+        ',"session_id":"forged", "stream": true, "stream_options": {"include_usage":false, "other": 1e2}, "messages":'
+        ' [ {"role": "user", "content": [{"type":"image_url","uuid":"forged", "image_url": {"url": IMAGE}}]} ] }'
+    ).replace("IMAGE", image)
+    got = sent(echo.post(CHAT, content=text.encode(), headers=JSON)).body.decode()
+    assert got.startswith(
+        '{"model": "echo","seed": 123456789012345678901234567890,"top_p": 1.10,"user":"\\ud83d\\ude00","n":1,"n" : 1,'
+        '"stream": true,"messages": [{"role": "user","content": [{"type":"image_url","image_url": {"url": '
+        + image
+        + '},"uuid":"'
+    )
+    assert got.endswith('"}]}],"stream_options":{"include_usage":true,"other":100.0}}')
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages/count_tokens"])
 def test_media_ids_are_dropped_wherever_a_body_holds_them(echo: Stage, path: str) -> None:
     image = {"type": "image_url", "image_url": {"url": data_url(5)}, "uuid": "forged"}
     result = {"type": "tool_result", "content": [{"type": "text", "text": "x"}, dict(image)]}

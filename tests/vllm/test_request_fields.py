@@ -11,7 +11,7 @@ import pytest
 
 from bench.vllm import install
 from bench.vllm.server import environment
-from gateway.endpoints import ENDPOINTS, is_proxied
+from gateway.endpoints import ENDPOINTS, endpoint_of, is_proxied
 from gateway.request.paths import is_denied
 from gateway.settings.gateway_settings import SecuritySettings
 from tests.vllm.request_fields import OVERWRITTEN, PASSED, PATHS, STRIPPED, WITHOUT_ENGINE
@@ -64,6 +64,12 @@ def test_what_a_gateway_does_with_every_field_of_vllms_requests_is_decided(field
 def test_every_path_of_vllms_that_a_gateway_passes_has_been_read(fields: list[Field]) -> None:
     unread = {row.path: row.model for row in fields if row.path not in PATHS}
     assert not unread, f"read what vLLM {install.VERSION} does there, then name it in {RECORD}: {unread}"
+
+
+def test_a_tenants_salt_is_added_on_the_paths_whose_engine_reads_it(fields: list[Field]) -> None:
+    salted = {row.path for row in fields if row.field == "cache_salt"}
+    wrong = {row.path for row in fields if endpoint_of(row.path).takes_cache_salt != (row.path in salted)}
+    assert not wrong, "mend takes_cache_salt in gateway/endpoints.py"
 
 
 def test_each_field_is_decided_once() -> None:

@@ -1,13 +1,13 @@
 """Reads a request's body: parses it, checks it, and makes it fit for a replica. No I/O.
 
 Fields that vLLM trusts are removed by their parsed key, not by their bytes, because `\\u0073ession_id` is the same key.
-A body that needs no change goes to the replica as the client sent it. New fields are appended before the closing brace,
-because the last duplicate wins in JSON. A body is serialised again only if fields are removed or their values change.
+A body that needs no change goes to the replica as the client sent it. New fields are appended before the closing brace.
+Where fields are removed or replaced, the rest of the text stays as it is (edit.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import orjson
 from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError, bad_field
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, read_prompt
+from gateway.request.reading.edit import edited, edits_of
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
 from gateway.request.reading.output import output_of, prompts_of, runs_tools
@@ -27,6 +28,7 @@ _MAX_ID_CHARS = 256
 _MAX_SALT_CHARS = 65_536
 _MAX_MODEL_CHARS = 1024
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
+_TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,12 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     document = parse_document(body)
     path = head.path or api_path(document)
     endpoint = endpoint_of(path)
-    model, salt = _model(document), _salt(document)
+    model, salt = _model(document), _salt(document) if endpoint.takes_cache_salt else None
     scope, *other_scopes = resolve_scopes(path, model, salt)
     added, strip_usage = usage_request(endpoint, document)
-    if scope.cache_salt is not None and scope.cache_salt != salt:
+    if endpoint.takes_cache_salt and scope.cache_salt is not None and scope.cache_salt != salt:
         added["cache_salt"] = scope.cache_salt
-    parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
+    parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=is_true(document.get("stream")))
     parsed.wants_token_ids = bool(document.get("return_token_ids"))
     parsed.choices, parsed.max_output_tokens = output_of(endpoint, document)
     echoes_logprobs = document.get("echo") and document.get("logprobs") is not None
@@ -115,20 +117,32 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
         parsed.previous_response_id = _previous_response(document)
         parsed.has_effects = _has_effects(document)
     is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
-    had_media_ids = not is_read_in_full and guard_media(document, rules.prompt, steps)
+    changed_parts = [] if is_read_in_full else guard_media(document, rules.prompt, steps)
     named = document if model is not None else {**document, "model": scope.root_model}
-    prompt = parsed.prompt = _read_prompt(path, named, scope, rules, steps)
-    parsed.other_prompts = [_read_prompt(path, named, other, rules, steps) for other in other_scopes]
+    prompt = parsed.prompt = _read_prompt(path, named, scope, rules, steps, changed_parts)
+    parsed.other_prompts = [_read_prompt(path, named, other, rules, steps, changed_parts) for other in other_scopes]
     parsed.is_batch = bool(prompt.keys) and endpoint.prompt == "completion" and prompts_of(document) > 1
-    parsed.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
+    parsed.body = upstream_body(body, document, rules.removed, added, changed_parts)
     return parsed
 
 
-def _read_prompt(path: str, document: dict[str, Any], scope: CacheScope, rules: BodyRules, steps: Steps) -> Prompt:
-    root_model, adapter, salt = scope
-    limits = rules.prompt
+def _read_prompt(
+    path: str,
+    document: dict[str, Any],
+    scope: CacheScope,
+    rules: BodyRules,
+    steps: Steps,
+    changed_parts: list[dict[str, Any]],
+) -> Prompt:
     return read_prompt(
-        path, document, root_model=root_model, adapter=adapter, cache_salt=salt, limits=limits, steps=steps
+        path,
+        document,
+        root_model=scope.root_model,
+        adapter=scope.adapter,
+        cache_salt=scope.cache_salt,
+        limits=rules.prompt,
+        steps=steps,
+        changed_parts=changed_parts,
     )
 
 
@@ -157,16 +171,19 @@ def api_path(document: Mapping[str, Any]) -> str:
 
 
 def upstream_body(
-    body: Body, document: dict[str, Any], removed: tuple[str, ...], added: Mapping[str, Any], changed: bool
+    body: Body,
+    document: dict[str, Any],
+    removed: Collection[str],
+    added: dict[str, Any],
+    changed_parts: Sequence[dict[str, Any]] = (),
 ) -> bytes | None:
-    """The body for the replica, with `added` and without `removed`. None if the client's body needs no change."""
-    if changed or not document.keys().isdisjoint(removed):
-        kept = {name: value for name, value in document.items() if name not in removed}
-        kept.update(added)
-        try:
-            return orjson.dumps(kept)
-        except (TypeError, orjson.JSONEncodeError) as error:
-            raise ApiError(400, "invalid_json", f"body: cannot be passed on: {error}", "body") from None
+    """The body for the replica, with `added`, without `removed`, and with the uuids that these parts have now. None if
+    the client's body needs no change."""
+    if changed_parts or not document.keys().isdisjoint(removed) or not document.keys().isdisjoint(added):
+        edit = edits_of(document, changed_parts, "uuid")
+        edit.cut.update(removed)
+        edit.added.update(added)
+        return edited(body, edit)
     return b"".join(with_fields(body, added, is_empty=not document)) if added else None
 
 
@@ -178,17 +195,24 @@ def with_fields(body: Body, added: Mapping[str, Any], is_empty: bool = False) ->
 
 def usage_request(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The fields that make a stream end with its usage, and whether that chunk must be hidden from the client."""
-    if not endpoint.adds_usage or document.get("stream") is not True:
+    if not endpoint.adds_usage or not is_true(document.get("stream")):
         return {}, False
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
         return {}, False  # the replica answers with an error
-    if options and options.get("include_usage") is True:
+    if options and is_true(options.get("include_usage")):
         return {}, False
     wanted = {**(options or {}), "include_usage": True}
     if "continuous_usage_stats" in wanted:  # vLLM ignores it without `include_usage`
         wanted["continuous_usage_stats"] = False
     return {"stream_options": wanted}, True
+
+
+def is_true(value: Any) -> bool:
+    """Whether vLLM reads a value as true (pydantic, where it is not strict)."""
+    if isinstance(value, str):
+        return value.lower() in _TRUE_WORDS
+    return isinstance(value, int | float) and value == 1
 
 
 def _model(document: Mapping[str, Any]) -> str | None:

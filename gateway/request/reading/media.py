@@ -14,10 +14,10 @@ _VALUES_PER_STEP: Final = 32
 """One step covers this many values, because values that are neither lists nor objects are only skipped."""
 
 
-def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) -> bool:
-    """Removes the `uuid` of every media part in `document`, at any depth. True if there was one. Raises a 400 for a URL
-    on a host that is not allowed, and TooManySteps. It does not recurse, because bodies may be nested deeply."""
-    changed = False
+def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) -> list[dict[str, Any]]:
+    """Removes the `uuid` of every media part in `document`, at any depth, and returns these parts. Raises a 400 for a
+    URL on a host that is not allowed, and TooManySteps. It does not recurse, because bodies may be nested deeply."""
+    changed: list[dict[str, Any]] = []
     waiting: list[dict[str, Any] | list[Any]] = [document]
     while waiting:
         value = waiting.pop()
@@ -25,7 +25,7 @@ def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) ->
         if isinstance(value, dict):
             if "uuid" in value and ("type" in value or not _URL_FIELDS.isdisjoint(value)):
                 del value["uuid"]
-                changed = True
+                changed.append(value)
             if limits.image_hosts:
                 _check_hosts(value, limits, steps)
         inner = value.values() if isinstance(value, dict) else value
