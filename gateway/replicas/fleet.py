@@ -276,18 +276,19 @@ class Fleet:
         return [name for name in self._targets if self.is_ready(name)]
 
     def model_cards(self) -> list[dict[str, Any]]:
-        """The model cards of all ready replicas and of known models, each id once, sorted by id: that of the replica
-        that takes the longest prompts."""
+        """The model cards of all ready replicas and of known models, each id once: that of the replica that takes the
+        longest prompts. In the engines' order, because clients take the first model of the list: base models by their
+        primary names first, adapters last."""
         union: dict[str, dict[str, Any]] = {}
-        for name in self.ready_replicas():
+        for name in sorted(self.ready_replicas()):
             for card in self.members[name].cards:
                 if card.id not in union or card.max_tokens > max_tokens_of(union[card.id]):
                     union[card.id] = card.document
-        for name, known in self.known.items():
+        for name, known in sorted(self.known.items()):
             if name not in union:
                 parent = known.root_model if known.adapter is not None else None
                 union[name] = {"id": name, "object": "model", "root": known.root_model, "parent": parent}
-        return [union[name] for name in sorted(union)]
+        return sorted(union.values(), key=lambda card: card.get("parent") is not None)
 
     def problems(self) -> dict[str, str]:
         """Replica that is not ready → why."""

@@ -51,7 +51,7 @@ def test_models_are_listed_once_and_retrieved_by_name(client: openai.OpenAI, mix
         client.models.retrieve("org/unknown")
     assert unknown.value.code == "model_not_found"
     cards = {card["id"]: card for card in mixed.get("/v1/models").json()["data"]}
-    assert list(cards) == ["a", "a-french", "b", "slow"]
+    assert list(cards) == ["a", "b", "slow", "a-french"], "adapters are the last: clients take the first of the list"
     assert cards["a-french"]["parent"] == "a"
 
 
