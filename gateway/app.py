@@ -26,7 +26,6 @@ from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
 from gateway.control.routes import ExplainRoute, build_control
 from gateway.control.status import Status
-from gateway.endpoints import is_proxied
 from gateway.http.asgi import run_asgi
 from gateway.http.cors import Cors
 from gateway.http.exchange import Exchange
@@ -41,7 +40,7 @@ from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
 from gateway.relay.request_record import Recorder
-from gateway.relay.stored_responses import StoredResponses
+from gateway.relay.stored_objects import StoredObjects
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
@@ -101,23 +100,23 @@ class Gateway:
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.store.on_news, self.fleet.on_change = self._news, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
-        responses = StoredResponses(self.store, self.fleet)
+        objects = StoredObjects(self.store, self.fleet)
         audit, charges = Audit(self.metrics, self.tasks, self.fleet.block_tokens), Charges(tenants, self.fleet)
-        relay = Relay(self.reader, responses, audit, progress, charges)
+        relay = Relay(self.reader, objects, audit, progress, charges)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants, charges
         attempts, recorder = Attempts(settings, router, *senders), Recorder(settings.id)
         self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_sent, self.metrics.traces_lost)
         self.access_log = _access_log(settings, self.metrics, recorder)
         watched = recorder.sinks, self._watched
         self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, *watched)
-        answering = keyring, admission, self.reader, attempts, responses
+        answering = keyring, admission, self.reader, attempts, objects
         self.proxy = Proxy(*answering, self.metrics, settings.timeouts, recorder, self.tracing)
 
         # The paths that this gateway answers itself.
         self.status = Status(
             self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
         )
-        explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
+        explainer = Explainer(self.reader, router, self.fleet, objects, settings.queue.hold_s)
         self.control = self._own_paths(keyring, ExplainRoute(admission, explainer, settings.timeouts.body_s))
 
     def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> ASGIApp:
@@ -198,7 +197,7 @@ class Gateway:
             exchange.path = exchange.path.removesuffix("/")
         if self.cors.answers(exchange):
             return _nothing()
-        if is_proxied(exchange.path):
+        if self.reader.paths.is_for_replicas(exchange.method, exchange.path):
             return self.proxy(exchange)
         if self.asking is not None and exchange.path == ASK_PATH and exchange.method == "POST":
             return self.asking(exchange)

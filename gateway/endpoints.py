@@ -1,18 +1,21 @@
 """The API paths that KVGate knows. Each path has one record with all that KVGate knows about it.
 
-To add an endpoint, add a record here. Only a new kind of prompt also needs a reader in `gateway/prompt/`. Requests to
-other paths under /v1/ go to a replica too; their record is `OTHER`.
+To add an endpoint, add a record here. Only a new kind of prompt also needs a reader in `gateway/prompt/`. Paths below
+`FOLDERS`, and those that the settings allow, go to a replica too; their record is `OTHER`. All others are refused, with
+the reason in `REFUSED` if they are known. `make test-vllm` checks that each route of vLLM is decided on.
 
-Sources: the routes of vLLM 0.30 to 0.32, and the API references of OpenAI and Anthropic.
+Sources: the routes of vLLM 0.30 to 0.33, of vLLM-Omni and SGLang, and the API references of OpenAI and Anthropic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 PromptKind = Literal["chat", "completion", "embedding", "response", "message", "tokenize", "rerank", "score"]
 """The form of the prompt in the body. `gateway/prompt/read.py` has a reader for each kind."""
+Stored = Literal["responses", "videos", "files", "batches", "audio/voices"]
+"""Objects that only the replica has that made them."""
 Api = Literal["openai", "openai-responses", "anthropic"]
 """The API whose format errors have."""
 
@@ -38,8 +41,6 @@ class Endpoint:
     """The kind of its prompt. None: the gateway does not read the prompt, and the body may be a form."""
     reads_all_of_prompt: bool = True
     """Whether the prompt's reader sees every image in the body. If not, `request/reading/media.py` checks all media."""
-    needs_model: bool = False
-    """Whether a body without `model` is refused. If not, such a body is for the only served model."""
     is_pure: bool = True
     """Whether a POST only computes its answer, so that a failed request may be sent to another replica."""
     computes_prompt: bool = True
@@ -53,19 +54,30 @@ class Endpoint:
     """Whether the answer's usage counts exactly the tokens of the request's one prompt."""
     reports_blocks: bool = False
     """Whether vLLM accepts `vllm_xargs` on this path. They ask it to report the blocks that a request reuses."""
+    sampling_field: str = ""
+    """The field that holds the sampling parameters; empty: they are at the top."""
+    refused_fields: tuple[str, ...] = ()
+    """Fields with digests of media that the engine trusts: a client could read another one's cache with them."""
     takes_cache_salt: bool = True
     """Whether vLLM reads the field `cache_salt` on this path."""
     returns_token_ids: bool = False
     """Whether vLLM accepts `return_token_ids` on this path."""
     takes_priority: bool = False
     """Whether vLLM reads the header `X-Vllm-Priority` on this path."""
-    stores_responses: bool = False
-    """Whether the replica stores the answer under an id (OpenAI's `store`)."""
+    stores: Stored | None = None
+    """The kind of object that the replica makes here, and then keeps under its id."""
+    refers_to: tuple[str, Stored] | None = None
+    """A field of the body that names an object, and its kind: only the replica that keeps it can serve the request."""
     token_mark: bytes = b'"delta":'
     """In a stream, each part of a choice has this key once. Most parts are a token."""
     output_limits: tuple[str, ...] | None = None
     """The fields of a body that limit the tokens of one choice, as vLLM reads them: the first one that is set counts.
     Empty: the engine generates nothing. None: it is not known whether it does."""
+
+    @property
+    def stores_responses(self) -> bool:
+        """Whether the answer is a response of OpenAI's API, which the replica may keep (`store`)."""
+        return self.stores == "responses"
 
     @property
     def is_generated(self) -> bool:
@@ -87,7 +99,6 @@ _RECORDS: Final = (
     Endpoint(
         "/v1/chat/completions",
         "chat",
-        needs_model=True,
         ends=_DONE,
         adds_usage=True,
         usage_counts_prompt=True,
@@ -99,7 +110,6 @@ _RECORDS: Final = (
     Endpoint(
         "/v1/completions",
         "completion",
-        needs_model=True,
         ends=_DONE,
         adds_usage=True,
         usage_counts_prompt=True,
@@ -112,33 +122,35 @@ _RECORDS: Final = (
     Endpoint(
         "/v1/responses",
         "response",
-        needs_model=True,
         api="openai-responses",
         ends=_RESPONSE_ENDS,
         usage_counts_prompt=True,
         reports_blocks=True,
-        stores_responses=True,
+        stores="responses",
+        refers_to=("previous_response_id", "responses"),
         takes_priority=True,
         output_limits=("max_output_tokens",),
     ),
     Endpoint(
         "/v1/messages",
         "message",
-        needs_model=True,
         api="anthropic",
         ends=_MESSAGE_STOP,
         reports_blocks=True,
         output_limits=("max_tokens",),
     ),
     # The reader reads only the first of a batch of conversations.
-    Endpoint("/v1/embeddings", "embedding", needs_model=True, reads_all_of_prompt=False, output_limits=()),
-    Endpoint("/v1/rerank", "rerank", needs_model=True, output_limits=()),
-    Endpoint("/rerank", "rerank", needs_model=True, output_limits=()),
+    Endpoint("/v1/embeddings", "embedding", reads_all_of_prompt=False, output_limits=()),
+    Endpoint("/v1/rerank", "rerank", output_limits=()),
+    Endpoint("/v2/rerank", "rerank", output_limits=()),
+    Endpoint("/rerank", "rerank", output_limits=()),
     # A score has four ways to name its two sides. The engine may use another one than the reader.
-    Endpoint("/v1/score", "score", needs_model=True, reads_all_of_prompt=False, output_limits=()),
-    Endpoint("/score", "score", needs_model=True, reads_all_of_prompt=False, output_limits=()),
+    Endpoint("/v1/score", "score", reads_all_of_prompt=False, output_limits=()),
+    Endpoint("/score", "score", reads_all_of_prompt=False, output_limits=()),
     Endpoint("/tokenize", "tokenize", computes_prompt=False, takes_cache_salt=False),
     Endpoint("/detokenize", computes_prompt=False, takes_cache_salt=False),
+    Endpoint("/tokenizer_info", computes_prompt=False, takes_cache_salt=False),
+    Endpoint("/v2/embed", output_limits=(), takes_cache_salt=False),
     Endpoint("/classify", output_limits=()),
     Endpoint("/pooling", output_limits=()),
     Endpoint("/v1/chat/completions/batch", output_limits=_OF_CHAT),
@@ -150,11 +162,29 @@ _RECORDS: Final = (
     Endpoint("/v1/messages/render", computes_prompt=False, api="anthropic"),
     Endpoint("/v1/responses/render", computes_prompt=False),
     Endpoint("/v1/systemone"),
-    Endpoint("/v1/audio/speech", takes_cache_salt=False),
+    Endpoint("/v1/decisions", output_limits=()),
+    Endpoint("/generative_scoring", output_limits=()),
+    Endpoint(
+        "/inference/v1/generate",
+        sampling_field="sampling_params",
+        refused_fields=("features",),
+        output_limits=("max_tokens",),
+    ),
+    Endpoint("/invocations"),
+    Endpoint("/cohere/v2/chat", takes_cache_salt=False),
+    Endpoint("/cohere/v2/chat/render", computes_prompt=False, takes_cache_salt=False),
+    Endpoint("/v1/audio/speech", takes_cache_salt=False, refers_to=("voice", "audio/voices")),
+    Endpoint("/v1/audio/voices", is_pure=False, takes_cache_salt=False, stores="audio/voices"),
+    Endpoint("/v1/videos", is_pure=False, takes_cache_salt=False, stores="videos"),
+    Endpoint("/v1/files", is_pure=False, takes_cache_salt=False, stores="files"),
+    Endpoint(
+        "/v1/batches", is_pure=False, takes_cache_salt=False, stores="batches", refers_to=("input_file_id", "files")
+    ),
     Endpoint("/v1/audio/transcriptions", output_limits=_OF_AUDIO, takes_cache_salt=False),
     Endpoint("/v1/audio/translations", output_limits=_OF_AUDIO, takes_cache_salt=False),
     Endpoint("/v1/images/edits", takes_cache_salt=False),
     Endpoint("/v1/images/generations", takes_cache_salt=False),
+    Endpoint("/v1/images/variations", takes_cache_salt=False),
     Endpoint("/v1/moderations", takes_cache_salt=False),
 )
 ENDPOINTS: Final = {record.path: record for record in _RECORDS}
@@ -172,14 +202,51 @@ def endpoint_of(path: str) -> Endpoint:
     return _OTHER_ANTHROPIC if path.startswith("/v1/messages/") else OTHER
 
 
-def is_proxied(path: str) -> bool:
-    """Whether requests to a path go to a replica. The gateway itself answers all other requests."""
-    return path in ENDPOINTS or (
-        path.startswith("/v1/") and path not in _OWN_PATHS and not path.startswith(_OWN_FOLDERS)
-    )
-
-
-_OWN_PATHS: Final = frozenset(
-    {"/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue", "/v1/decisions"}
+FOLDERS: Final = tuple(f"/v1/{kind}/" for kind in get_args(Stored))
+"""What lies below these paths goes to a replica: objects, by their ids."""
+_ADMINISTRATION = (
+    "/abort_requests",
+    "/inference/v1/abort_requests",
+    "/collective_rpc",
+    "/fault_tolerance",
+    "/finish_weight_update",
+    "/get_world_size",
+    "/init_weight_transfer_engine",
+    "/is_scaling_elastic_ep",
+    "/pause",
+    "/release_kv_cache_memory",
+    "/reset_encoder_cache",
+    "/reset_mm_cache",
+    "/reset_prefix_cache",
+    "/resume",
+    "/scale_elastic_ep",
+    "/shutdown_weight_transfer_engine",
+    "/sleep",
+    "/start_draft_weight_update",
+    "/start_profile",
+    "/start_weight_update",
+    "/stop_profile",
+    "/update_weight_version",
+    "/update_weights",
+    "/wake_up",
+    "/weight_checker",
 )
-_OWN_FOLDERS: Final = ("/v1/models/", "/v1/replicas/")
+_ADMINISTERS = "it administers an engine; send it to the replica itself"
+_TELLS = "it tells of one engine; ask the replica itself"
+_ADAPTERS = "adapters are loaded and unloaded at each replica; then its models are read again"
+REFUSED: Final = {
+    "/v1/load_lora_adapter": _ADAPTERS,
+    "/v1/unload_lora_adapter": _ADAPTERS,
+    "/v1/realtime": "it is for WebSockets, which are not passed on",
+    "/ping": "ask /health",
+    "/readyz": "ask /ready",
+    "/docs": "it is a page of the replica",
+    "/static": "it is a page of the replica",
+    **dict.fromkeys(
+        ("/is_paused", "/is_sleeping", "/kv_event_sources", "/load", "/server_info", "/weight_info"), _TELLS
+    ),
+    **dict.fromkeys(_ADMINISTRATION, _ADMINISTERS),
+}
+"""Paths of engines that clients do not reach, with what lies below them, and why."""
+OWN_PATHS: Final = frozenset({"/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue"})
+"""The gateway itself answers these, what lies below them, and GET /v1/decisions."""

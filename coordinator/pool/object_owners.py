@@ -1,27 +1,39 @@
-"""Which replica keeps a stored response (POST /v1/responses with `store`): only that one can continue or cancel it."""
+"""Which replica keeps an object that it made: a stored response, a video, a file, a batch, a voice. Only that one can
+continue, show or delete it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.pool.pool import Pool
 from coordinator.registry import readable
 
 RESPONSE_TTL_S = 3600
+OBJECT_TTL_S = 24 * 3600
 _EVERYBODY = "-"
 
 
-def remember(pool: Pool, response_id: str, replica: str, incarnation: str, tenant: str | None) -> asyncio.Future[Any]:
-    """Write the owner down. The command leaves at once: the client's next request may reach another gateway."""
-    place = f"{replica} {incarnation} {tenant or _EVERYBODY}"
-    return pool.read("SET", pool.keys.response(response_id), place, "EX", RESPONSE_TTL_S, at_once=True)
+class Owner(NamedTuple):
+    """The replica that made an object, and its incarnation then."""
+
+    replica: str
+    incarnation: str
+    is_callers: bool
+    """Whether it was made for the tenant that asks."""
 
 
-async def find(pool: Pool, response_id: str, tenant: str | None) -> tuple[str, str] | None:
-    """The replica and incarnation that made it for this tenant; None if unknown. Raises StoreError."""
-    found = await pool.read("GET", pool.keys.response(response_id))
-    if found is None:
+def remember(pool: Pool, name: str, replica: str, incarnation: str, tenant: str | None) -> asyncio.Future[Any]:
+    """Write the owner down. The command leaves at once: the client's next request may reach another gateway. A `name`
+    is a response's id, or `<kind>/<id>` of another object."""
+    place, ttl_s = f"{replica} {incarnation} {tenant or _EVERYBODY}", OBJECT_TTL_S if "/" in name else RESPONSE_TTL_S
+    return pool.read("SET", pool.keys.response(name), place, "EX", ttl_s, at_once=True)
+
+
+async def find(pool: Pool, name: str, tenant: str | None) -> Owner | None:
+    """Who made it; None if that is unknown. Raises StoreError."""
+    found = await pool.read("GET", pool.keys.response(name))
+    words = readable(found).split(" ", 2) if found is not None else []
+    if len(words) < 3:  # no gateway wrote it
         return None
-    words = readable(found).split(" ", 2)  # fewer than three if no gateway wrote it
-    return (words[0], words[1]) if words[2:] == [tenant or _EVERYBODY] else None
+    return Owner(words[0], words[1], words[2] == (tenant or _EVERYBODY))

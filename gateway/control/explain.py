@@ -12,7 +12,7 @@ from coordinator.pool.owners import read_owners
 from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
 from gateway.prompt import Prompt
-from gateway.relay.stored_responses import StoredResponses
+from gateway.relay.stored_objects import StoredObjects
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import AdmissionSlot
 from gateway.request.keyring import Caller
@@ -24,9 +24,9 @@ from gateway.routing.router import Router
 class Explainer:
     """Answers explain requests."""
 
-    def __init__(self, reader: Reader, router: Router, fleet: Fleet, responses: StoredResponses, hold_s: float) -> None:
+    def __init__(self, reader: Reader, router: Router, fleet: Fleet, objects: StoredObjects, hold_s: float) -> None:
         self._hold_s = hold_s
-        self._responses = responses
+        self._objects = objects
         self._reader = reader
         self._router = router
         self._fleet = fleet
@@ -37,7 +37,7 @@ class Explainer:
         """The decision that a placement would take now. Raises ApiError for a request that would be refused."""
         job = Job("explain", "POST", path or "", endpoint_of(path or ""), "", caller, self._reader.policy(headers), {})
         await self._reader.fill(job, BodyHead(path or ""), slot, body)
-        await self._responses.pin(job)
+        await self._objects.pin(job)
         if job.prompt is None:
             raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
         if job.has_choice:

@@ -21,7 +21,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
 from gateway.relay.request_record import Recorder
-from gateway.relay.stored_responses import StoredResponses
+from gateway.relay.stored_objects import StoredObjects
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
 from gateway.request.keyring import Caller, Keyring
@@ -47,7 +47,7 @@ class Proxy:
         admission: Admission,
         reader: Reader,
         attempts: Attempts,
-        responses: StoredResponses,
+        objects: StoredObjects,
         metrics: Metrics,
         timeouts: TimeoutSettings,
         recorder: Recorder,
@@ -58,7 +58,7 @@ class Proxy:
         self._admission = admission
         self._reader = reader
         self._attempts = attempts
-        self._responses = responses
+        self._objects = objects
         self._metrics = metrics
         self._body_s = timeouts.body_s
         self._recorder = recorder
@@ -76,7 +76,8 @@ class Proxy:
         try:
             caller = await identify(exchange) if identify else self._keyring.identify(exchange.headers)
             reply.trace = self._tracing.begin(exchange.headers)  # not before: a traceparent is obeyed
-            self._reader.refuse_denied(exchange.path)
+            _refuse_websocket(exchange)
+            self._reader.paths.refuse(exchange.path)
             slot = self._admission.admit(holder_of(caller, exchange.peer))
             await self._serve(exchange, reply, caller, slot)
         except ApiError as error:
@@ -123,7 +124,7 @@ class Proxy:
         try:
             job = await self._reader.read(exchange, reply.request_id, caller, slot, body)
             del body  # only the job's body still counts as held
-            await self._responses.pin(job)
+            await self._objects.pin(job)
             await self._attempts.run(job, reply)
         except asyncio.CancelledError:
             if exchange.is_gone:
@@ -141,3 +142,10 @@ class Proxy:
             self._metrics.time_to_first_token_s.observe(reply.first_byte_s, label)
             if reply.job is not None:
                 self._metrics.first_tokens.note(reply.job.served.pool, reply.first_byte_s)
+
+
+def _refuse_websocket(exchange: Exchange) -> None:
+    """Raises a 426 for a client that would rather have a WebSocket: it makes Codex and others use HTTP at once."""
+    if "sec-websocket-key" in exchange.headers:
+        message = "WebSockets are not passed on; send this request by HTTP."
+        raise ApiError(426, "upgrade_not_possible", message, headers={"upgrade": "HTTP/1.1"})

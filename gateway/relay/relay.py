@@ -1,4 +1,4 @@
-"""Passes a replica's answer on to the client, and learns from it: usage, cached tokens, stored responses.
+"""Passes a replica's answer on to the client, and learns from it: usage, cached tokens, stored objects.
 
 An answer comes in one of three ways: whole (small, gathered first), large (passed on as it comes), or as a stream of
 events.
@@ -21,7 +21,7 @@ from gateway.relay.events import kind_of, split_events
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay
-from gateway.relay.stored_responses import StoredResponses
+from gateway.relay.stored_objects import StoredObjects
 from gateway.relay.token_ids import asked_token_ids
 from gateway.replicas.hangs import AnswerProgress
 from gateway.request.reader import Job, Reader
@@ -55,12 +55,12 @@ class Relay:
     """Passes answers on to clients, and learns from them."""
 
     def __init__(
-        self, reader: Reader, responses: StoredResponses, audit: Audit, progress: AnswerProgress, charges: Charges
+        self, reader: Reader, objects: StoredObjects, audit: Audit, progress: AnswerProgress, charges: Charges
     ) -> None:
         self._charges = charges
         self._pieces = progress.pieces
         self._reader = reader
-        self._responses = responses
+        self._objects = objects
         self._audit = audit
 
     async def whole(
@@ -78,6 +78,10 @@ class Relay:
         if answer.status >= 400:
             ticket.used = NOTHING
         ticket.done()  # before the answer: the client may ask on at once
+        if job.method == "HEAD":  # the length is that of the answer to a GET
+            reply.start_body(answer, answer.content_length)
+            reply.end()
+            return
         if len(body) + answer.head_bytes <= _WRITE_AHEAD_BYTES:
             reply.whole(answer.status, passed_headers(answer), body)
             return
@@ -102,7 +106,7 @@ class Relay:
         if answer.status >= 400:
             ticket.used = NOTHING
         if ticket.is_computed:
-            self._responses.notice(job, ticket, answer.look())
+            self._objects.notice(job, ticket, answer.look())
         reply.start_body(answer, answer.content_length)
         try:
             if not pass_on(answer.take()):
@@ -186,8 +190,8 @@ class Relay:
                 has_begun = True
                 ticket.first_token()
             self._pieces[ticket.replica] += has_begun
-            if not job.response_noted:
-                self._responses.notice(job, ticket, events)
+            if not job.object_noted:
+                self._objects.notice(job, ticket, events)
             if b'"sequence_number"' in events:
                 reply.numbered_events = events
 
@@ -207,14 +211,14 @@ class Relay:
         """The document of an answer. Of a large one only its usage, without parsing it."""
         if len(body) <= MAX_READ_BYTES:
             return json_object(body)
-        self._responses.notice(job, ticket, body)
+        self._objects.notice(job, ticket, body)
         return {"usage": last_usage(body)}
 
     def _learn(
         self, job: Job, ticket: Ticket, reply: Reply, document: dict[str, Any], token_ids: Sequence[int] = ()
     ) -> None:
         """Learns the size of prompts, the tokens that were cached, and the replica of a stored response."""
-        self._responses.notice_whole(job, ticket, document)
+        self._objects.notice_whole(job, ticket, document)
         usage = reply.usage = read_usage(document.get("usage"))
         if usage is None:
             self._charges.untold(job, ticket)

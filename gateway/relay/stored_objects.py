@@ -1,4 +1,5 @@
-"""Stored responses. Only the replica that made a response can continue or cancel it."""
+"""Objects that a replica makes and keeps: stored responses, videos, files, batches, voices. Only that replica can
+continue, show or delete them."""
 
 from __future__ import annotations
 
@@ -7,55 +8,70 @@ from itertools import chain
 from typing import Any
 
 from coordinator.errors import StoreError
-from coordinator.pool import response_owners as stored
+from coordinator.pool import object_owners
 from coordinator.store import Store
+from gateway.endpoints import Stored
 from gateway.errors import ApiError
 from gateway.replicas.fleet import Fleet, ServedModel
-from gateway.request.paths import stored_response_id
+from gateway.request.paths import object_in_path
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 from gateway.upstream.excerpts import WINDOW_BYTES
 
 _ID_IN_BODY = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
+_ONE: dict[Stored, str] = {
+    "responses": "response",
+    "videos": "video",
+    "files": "file",
+    "batches": "batch",
+    "audio/voices": "voice",
+}
+_MAX_ID_CHARS = 256
 
 
-class StoredResponses:
-    """Remembers which replica made a response, and pins the requests that name the response to that replica."""
+class StoredObjects:
+    """Remembers which replica made an object, and pins the requests that name the object to that replica."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self._store = store
         self._fleet = fleet
 
     async def pin(self, job: Job) -> None:
-        """Pins a request that names a stored response. Raises a 404 if no replica is known to have it."""
-        by_id = stored_response_id(job.path)
-        wanted, param = (by_id, "response_id") if by_id else (job.previous_response_id, "previous_response_id")
-        if wanted:
-            job.pinned, backend = await self._find(job, wanted, param)
-            job.aim(backend)
+        """Pins a request that names an object. Raises a 404 if its replica is gone, or if it is another tenant's. A
+        response that no gateway knows is a 404, too; any other object may be the engine's own, and is asked for by
+        load."""
+        if (named := object_in_path(job.path)) is not None:
+            kind, object_id = named
+            await self._pin(job, kind, object_id, f"{_ONE[kind]}_id")
+        elif job.refers_to and job.endpoint.refers_to is not None:
+            param, kind = job.endpoint.refers_to
+            await self._pin(job, kind, job.refers_to, param)
 
-    async def _find(self, job: Job, response_id: str, param: str) -> tuple[str, ServedModel]:
-        """The replica that made it, and the model that it serves. `param` names the field in errors."""
+    async def _pin(self, job: Job, kind: Stored, object_id: str, param: str) -> None:
+        """`param` names the field in errors."""
+        one = _ONE[kind]
         try:
             for name, served in self._fleet.pools().items():
                 pool = self._store.pool(name)
-                found = await stored.find(pool, response_id, job.caller.tenant)
+                found = await object_owners.find(pool, _name(job, kind, object_id), job.caller.tenant)
                 if found is None:
                     continue
-                record = pool.records.get(found[0])
-                if record is None or record.incarnation != found[1]:
-                    message = "The replica that kept this response has restarted or left."
-                    raise ApiError(404, "response_lost", message, param)
-                return found[0], self._served_by(job, found[0], served)
+                if not found.is_callers:
+                    break
+                record = pool.records.get(found.replica)
+                if record is None or record.incarnation != found.incarnation:
+                    message = f"The replica that kept this {one} has restarted or left."
+                    raise ApiError(404, f"{one}_lost", message, param)
+                job.pinned = found.replica
+                job.aim(self._served_by(job, found.replica, served))
+                return
+            else:
+                if kind != "responses":
+                    return
         except StoreError:
-            raise ApiError(
-                409,
-                "response_unreachable",
-                "Stored responses cannot be found while the shared store is away. Retry shortly.",
-                param,
-                {"retry-after": "1"},
-            ) from None
-        raise ApiError(404, "response_not_found", "No response with this id is known here.", param)
+            message = f"A stored {one} cannot be found while the shared store is away. Retry shortly."
+            raise ApiError(409, f"{one}_unreachable", message, param, {"retry-after": "1"}) from None
+        raise ApiError(404, f"{one}_not_found", f"No {one} with this id is known here.", param)
 
     def _served_by(self, job: Job, replica: str, served: ServedModel) -> ServedModel:
         """The request's model, if the replica serves it in this pool; else another model that it serves there. An
@@ -65,17 +81,38 @@ class StoredResponses:
 
     def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
         """Remembers a response by its first events, or by the beginning of an answer that is not parsed."""
-        if not job.endpoint.stores_responses or job.response_noted:
+        if not job.endpoint.stores_responses or job.object_noted:
             return
         if found := _ID_IN_BODY.search(body, 0, WINDOW_BYTES):
             self._remember(job, ticket, found[1].decode("ascii", "replace"))
 
     def notice_whole(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
-        """Remembers a response that was answered in one piece."""
-        response_id = document.get("id")
-        if job.endpoint.stores_responses and not job.response_noted and isinstance(response_id, str):
-            self._remember(job, ticket, response_id)
+        """Remembers an object that was made, from the answer in one piece."""
+        if job.endpoint.stores is None or job.object_noted or job.method != "POST":
+            return
+        object_id = _id_in(document)
+        if 0 < len(object_id) <= _MAX_ID_CHARS and "/" not in object_id:
+            self._remember(job, ticket, object_id)
 
-    def _remember(self, job: Job, ticket: Ticket, response_id: str) -> None:
-        job.response_noted = True
-        stored.remember(ticket.pool, response_id, ticket.replica, ticket.incarnation, job.caller.tenant)
+    def _remember(self, job: Job, ticket: Ticket, object_id: str) -> None:
+        job.object_noted = True
+        assert job.endpoint.stores is not None
+        name = _name(job, job.endpoint.stores, object_id)
+        object_owners.remember(ticket.pool, name, ticket.replica, ticket.incarnation, job.caller.tenant)
+
+
+def _id_in(document: dict[str, Any]) -> str:
+    """The id of an object. vLLM-Omni names a voice, and may describe it in `voice`."""
+    inner = document.get("voice")
+    for holder in (document, inner if isinstance(inner, dict) else {}):
+        for field in ("id", "name"):
+            if isinstance(found := holder.get(field), str):
+                return found
+    return ""
+
+
+def _name(job: Job, kind: Stored, object_id: str) -> str:
+    """Engines make up ids, but clients choose the names of voices: each tenant has its own."""
+    if kind == "responses":
+        return object_id
+    return f"{kind}/{job.caller.tenant or '-'}/{object_id}" if kind == "audio/voices" else f"{kind}/{object_id}"

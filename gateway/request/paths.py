@@ -1,4 +1,4 @@
-"""Decides which paths may reach a replica, and how they are written there.
+"""Decides which paths may reach a replica, and how they are written there. Pure.
 
 The gateway checks the path that it sends: the client's path, decoded once and then encoded again. Clients and servers
 disagree about `..`, `//`, a backslash and a second layer of escapes, so a path with any of them is refused.
@@ -8,31 +8,63 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from urllib.parse import quote
+from typing import cast, get_args
+from urllib.parse import parse_qs, quote
 
-from gateway.endpoints import ENDPOINTS, Endpoint
+from gateway.endpoints import ENDPOINTS, FOLDERS, OWN_PATHS, REFUSED, Endpoint, Stored
+from gateway.errors import ApiError
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _AMBIGUOUS = re.compile(r"//|/\.{1,2}(?:/|\Z)|/\Z|[\x00-\x1f\x7f\\%]")
-_STORED_RESPONSES = "/v1/responses/"
-_STORED_RESPONSE = re.compile(_STORED_RESPONSES + r"([^/]+)(?:/.*)?")
+_OBJECT = re.compile(f"/v1/({'|'.join(get_args(Stored))})/([^/]+)(?:/.*)?")
+_DECISIONS = "/v1/decisions"
 _SAFE_IN_PATH = "/:@!$&'()*+,;=~"
 _SAFE_IN_QUERY = _SAFE_IN_PATH + "?%[]"
 
 
-def is_plain(path: str) -> bool:
-    """Whether all clients and servers read this decoded path in the same way."""
-    return _AMBIGUOUS.search(path) is None
+class PathRules:
+    """Which paths go to a replica. `allowed` and `denied` are paths, each with what lies below it; `denied` wins."""
+
+    def __init__(self, allowed: Iterable[str], denied: Iterable[str]) -> None:
+        self._denied = tuple(folded(path) for path in denied)
+        self._allowed = tuple(path.rstrip("/") for path in allowed)
+        self._known = frozenset(path for path in ENDPOINTS if not is_below(folded(path), self._denied))
+
+    def is_for_replicas(self, method: str, path: str) -> bool:
+        """Whether a request is meant for a replica. It may still be refused. The gateway answers all others."""
+        if path in self._known:
+            return path != _DECISIONS or method == "POST"  # GET is the gateway's own
+        if path in OWN_PATHS or path == _DECISIONS or is_below(path, OWN_PATHS):
+            return False
+        return path.startswith("/v1/") or is_below(folded(path), REFUSED) or self._passes(path) or path in ENDPOINTS
+
+    def refuse(self, path: str) -> None:
+        """Raises a 404 if the path must not reach a replica."""
+        if path not in self._known and (why := self._why_refused(path)):
+            raise ApiError(404, "path_not_allowed", f"{path} is not available through this gateway: {why}.")
+
+    def _why_refused(self, path: str) -> str:
+        if _AMBIGUOUS.search(path) is not None:
+            return "clients and servers can read it in more than one way"
+        asked = folded(path)
+        if is_below(asked, self._denied):
+            return "security.denied_paths names it"
+        reason = next((why for refused, why in REFUSED.items() if is_below(asked, (refused,))), "")
+        if reason or self._passes(path):
+            return reason
+        return "KVGate does not know it (security.allowed_paths can pass it on)"
+
+    def _passes(self, path: str) -> bool:
+        return path.startswith(FOLDERS) or is_below(path, self._allowed)
 
 
-def is_denied(path: str, denied: Iterable[str]) -> bool:
-    """Whether a path is in `denied` (`folded` paths) or lies below a path in it. Letter case does not matter."""
-    asked = folded(path)
-    return any(asked == prefix or asked.startswith(prefix + "/") for prefix in denied)
+def is_below(path: str, prefixes: Iterable[str]) -> bool:
+    """Whether a path is one of these, or lies below one of them."""
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in prefixes)
 
 
 def folded(path: str) -> str:
-    """A path in the form in which deny lists compare paths."""
+    """A path in the form in which deny lists compare paths: letter case does not matter."""
     return path.rstrip("/").casefold()
 
 
@@ -47,7 +79,13 @@ def upstream_target(path: str, query: bytes) -> str:
     return f"{target}?{quote(query, safe=_SAFE_IN_QUERY)}" if query else target
 
 
-def stored_response_id(path: str) -> str:
-    """The id of the stored response in a path; empty if there is none."""
-    found = _STORED_RESPONSE.fullmatch(path) if path.startswith(_STORED_RESPONSES) else None
-    return found[1] if found else ""
+def object_in_path(path: str) -> tuple[Stored, str] | None:
+    """The kind and the id of the object that a path names; None if it names none."""
+    found = _OBJECT.fullmatch(path) if path.startswith(FOLDERS) and path not in ENDPOINTS else None
+    return (cast("Stored", found[1]), found[2]) if found else None
+
+
+def model_in_query(query: bytes) -> str | None:
+    """The model that a query names; the last one, if there are several."""
+    named = parse_qs(query.decode("latin-1")).get("model") if b"model" in query else None
+    return named[-1] if named else None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.endpoints import ENDPOINTS, Endpoint, endpoint_of
+from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError, bad_field
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
@@ -16,14 +16,7 @@ from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, TokenEstimat
 from gateway.replicas.fleet import Backends, Fleet, ServedModel
 from gateway.request.admission import AdmissionSlot
 from gateway.request.keyring import Caller, Keyring
-from gateway.request.paths import (
-    folded,
-    is_denied,
-    is_plain,
-    may_have_effects,
-    stored_response_id,
-    upstream_target,
-)
+from gateway.request.paths import PathRules, may_have_effects, model_in_query, object_in_path, upstream_target
 from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScopes, read_body
 from gateway.request.reading.body_readers import BodyReaders
 from gateway.request.reading.structure import StructureLimits, is_sparse
@@ -34,6 +27,8 @@ TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params"
 """Body fields that engines trust, so clients may not set them (source: vLLM's request schema)."""
 
 _PASSED_HEADERS = ("accept", "traceparent", "tracestate", "anthropic-version", "anthropic-beta", "openai-beta")
+_PASSED_WITHOUT_BODY = ("range", "if-range", "if-none-match", "if-modified-since")
+"""A file or a video is fetched in parts, or not again if it has not changed."""
 # A worker process reads a body that is larger or takes more steps. A body within these limits blocks the event loop for
 # at most 40 ms. A sparse body (an image) may be larger, because parsing it is mostly copying.
 _INLINE_BYTES: Final = 2**18
@@ -95,12 +90,14 @@ class Job:
     """The most tokens that the engine generates for it, of all choices together; None if the client set no limit."""
     pinned: str = ""
     """The only replica that can serve the request; empty if any can."""
-    previous_response_id: str = ""
+    refers_to: str = ""
+    """The id of a stored object that its body names."""
     held_since_s: float = 0.0
     """Since when it has waited for a ready replica (monotonic clock); 0 if it had not to."""
     waited_s: float = 0.0
     """How long it has waited for room in pools that could not serve it after all."""
-    response_noted: bool = False
+    object_noted: bool = False
+    """Whether the object that was made for it is remembered."""
     is_traced: bool = False
     """Whether somebody wants to see what its candidates cost."""
     has_effects: bool = False
@@ -158,8 +155,7 @@ class Reader:
         self._fleet = fleet
         self._policy = settings.policy
         self._pass_authorization = not security.api_keys and security.replica_api_key is None
-        self._denied = tuple(folded(path) for path in security.denied_paths)
-        self._allowed = frozenset(path for path in ENDPOINTS if not is_denied(path, self._denied))
+        self.paths = PathRules(security.allowed_paths, security.denied_paths)
         removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
         self._rules = BodyRules(
             removed,
@@ -185,21 +181,19 @@ class Reader:
     async def close(self) -> None:
         await self._body_readers.close()
 
-    def refuse_denied(self, path: str) -> None:
-        """Raises a 404 if the path must not reach a replica."""
-        if path not in self._allowed and (is_denied(path, self._denied) or not is_plain(path)):
-            raise ApiError(404, "path_not_allowed", f"{path} is not available through this gateway.")
-
     async def read(self, exchange: Exchange, request_id: str, caller: Caller, slot: AdmissionSlot, body: Body) -> Job:
         """Reads one request. A worker process reads a large body, so that it does not delay other requests' tokens.
         Raises an ApiError that names the wrong field."""
         headers = exchange.headers
-        head = BodyHead(exchange.path, headers.get("content-type", ""))
+        model = model_in_query(exchange.query) if exchange.query and not body else None
+        head = BodyHead(exchange.path, headers.get("content-type", ""), model)
         _check_method_and_type(exchange.method, head, has_body=bool(body))
         policy = self.policy(headers)
         passed = upstream_headers(headers, request_id, pass_authorization=self._pass_authorization)
         if body and not head.is_form:
             passed["content-type"] = "application/json"  # engines accept JSON under this name only
+        if not body:
+            passed |= {name: headers[name] for name in _PASSED_WITHOUT_BODY if name in headers}
         endpoint = head.endpoint
         target = upstream_target(exchange.path, exchange.query)
         job = Job(request_id, exchange.method, exchange.path, endpoint, target, caller, policy, passed)
@@ -257,7 +251,7 @@ class Reader:
         job.stream, job.strip_usage = parsed.stream, parsed.strip_usage
         job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache
         job.choices, job.max_output_tokens = parsed.choices, parsed.max_output_tokens
-        job.previous_response_id = parsed.previous_response_id
+        job.refers_to = parsed.refers_to
         job.has_effects = parsed.has_effects or may_have_effects(job.method, job.endpoint)
         job.prompt, job.is_batch = parsed.prompt, parsed.is_batch
         if job.prompt is not None and job.prompt.keys:
@@ -292,9 +286,9 @@ def resolve_model(fleet: Fleet, name: str | None, path: str) -> Backends:
     unknown."""
     backends = fleet.backends(name)
     if name is None:
-        if not backends and stored_response_id(path):  # the response's id gives the pool later
+        if not backends and object_in_path(path):  # the object's id gives the pool later
             backends = next(iter(fleet.served.values()), ())
-        if endpoint_of(path).needs_model or (not backends and fleet.served):
+        if not backends and fleet.served:
             raise bad_field("model", "required; GET /v1/models lists what is served here.", "missing_model")
         if not backends:
             raise no_replica()

@@ -142,9 +142,8 @@ class SecuritySettings(Section):
     allow_priority: bool = False
     allow_origins: list[str] = Field(default=[])
     image_hosts: list[HostName] = Field(default=[])
-    denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(
-        default=["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
-    )
+    allowed_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(default=[])
+    denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(default=[])
 
     @model_validator(mode="after")
     def _tenants_are_kept_apart(self) -> Self:

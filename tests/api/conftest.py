@@ -23,7 +23,14 @@ PATIENT: dict[str, Any] = {
     "health": {"breaker_failures": 1000, "timeout_s": 5},
     "retries": {"budget_min_retries": 1000},
 }
-OPEN: dict[str, Any] = {**PATIENT, "policy": {"allow_header": True}, "log": {"level": "debug", "access_log": "-"}}
+UNKNOWN = "/v1/nonesuch"
+"""A path that no engine serves, and that gateways pass on all the same."""
+OPEN: dict[str, Any] = {
+    **PATIENT,
+    "policy": {"allow_header": True},
+    "log": {"level": "debug", "access_log": "-"},
+    "security": {"allowed_paths": [UNKNOWN]},
+}
 GUARDED: dict[str, Any] = {
     **PATIENT,
     "security": {
@@ -35,6 +42,7 @@ GUARDED: dict[str, Any] = {
         ],
         "cache_salt_secret": "canary-cache-salt-secret",
         "image_hosts": ["images.example", "10.1.2.3"],
+        "allowed_paths": [UNKNOWN],
     },
     "log": {"level": "debug", "access_log": "-"},
 }

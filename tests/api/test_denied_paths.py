@@ -113,5 +113,37 @@ def test_an_escaped_letter_changes_nothing_about_a_path_that_is_allowed(stage: S
 def test_the_deny_list_is_the_configurations(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
     config = {"security": {"denied_paths": ["/tokenize", "/v1/embeddings/"]}}
     with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url:
-        for path, status in (("/tokenize", 404), ("/v1/embeddings", 404), ("/v1/load_lora_adapter", 400)):
-            assert stage.http.post(url + path, json={"model": "sim", "prompt": "x"}).status_code == status, path
+        for path, status in (("/tokenize", 404), ("/v1/embeddings", 404), ("/detokenize", 200)):
+            body = {"model": "sim", "prompt": "x", "tokens": [1]}
+            assert stage.http.post(url + path, json=body).status_code == status, path
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/v1/load_lora_adapter", "at each replica"),
+        ("/sleep", "administers"),
+        ("/inference/v1/abort_requests", "administers"),
+        ("/fault_tolerance/apply", "administers"),
+        ("/server_info", "one engine"),
+        ("/ping", "ask /health"),
+        ("/v1/nobody/has/decided", "security.allowed_paths"),
+    ],
+)
+def test_a_path_that_clients_do_not_reach_is_refused_with_the_reason(stage: Stage, path: str, why: str) -> None:
+    answer = stage.post(path, {"model": "sim"})
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "path_not_allowed")
+    assert why in error_of(answer)["message"]
+
+
+def test_what_is_allowed_passes_but_for_what_is_denied_or_administers(
+    stage: Stage, open_cluster: Cluster, tmp_path: Path
+) -> None:
+    config = {"security": {"allowed_paths": ["/v1", "/custom/"], "denied_paths": ["/v1/no"]}}
+    with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url:
+
+        def reaches_a_replica(path: str) -> bool:
+            return "x-kvgate-replica" in stage.http.post(url + path, json={"model": "sim"}).headers
+
+        assert all(map(reaches_a_replica, ("/v1/any/thing", "/custom", "/custom/x")))
+        assert not any(map(reaches_a_replica, ("/v1/no/thing", "/v1/load_lora_adapter", "/customs", "/v3/x", "/sleep")))

@@ -26,8 +26,8 @@ OWN_HEADERS = {"host", "accept", "content-type", "content-length", "x-request-id
 @pytest.fixture(scope="module")
 def echo(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A gateway without keys."""
-    folder = tmp_path_factory.mktemp("echo")
-    with running_echo("echo") as replica, running_gateway(folder, open_cluster.redis_url, [replica], {}) as url:
+    folder, config = tmp_path_factory.mktemp("echo"), {"security": {"allowed_paths": ["/v1/"]}}
+    with running_echo("echo") as replica, running_gateway(folder, open_cluster.redis_url, [replica], config) as url:
         yield Stage([url], [replica], http)
 
 
@@ -163,6 +163,24 @@ def test_beside_what_is_replaced_a_body_arrives_to_the_letter(echo: Stage) -> No
         + '},"uuid":"'
     )
     assert got.endswith('"}]}],"stream_options":{"include_usage":true,"other":100.0}}')
+
+
+def test_a_prompt_of_tokens_cannot_steer_the_engine(echo: Stage) -> None:
+    sampling = '{"max_tokens": 5, "extra_args": {"kv_transfer_params": {}}, "seed": 1.0}'
+    body = '{"model": "echo", "token_ids": [1, 2], "sampling_params": ' + sampling + "}"
+    got = sent(echo.post("/inference/v1/generate", content=body.encode(), headers=JSON)).body
+    assert got == b'{"model": "echo","token_ids": [1, 2],"sampling_params": {"max_tokens": 5,"seed": 1.0}}'
+    forged = {"model": MODEL, "token_ids": [1], "sampling_params": {}, "features": {"mm_hashes": {"image": ["a"]}}}
+    refused = echo.post("/inference/v1/generate", forged)
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "features")
+
+
+def test_a_client_that_would_rather_have_a_websocket_is_told_to_use_http(echo: Stage) -> None:
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-key": "eA=="}
+    for path in ("/v1/responses", "/v1/realtime?model=echo"):
+        answer = echo.get(path, headers={**upgrade, "sec-websocket-version": "13"})
+        assert (answer.status_code, error_of(answer)["code"]) == (426, "upgrade_not_possible")
+        assert answer.headers["upgrade"] == "HTTP/1.1"
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages/count_tokens"])

@@ -109,9 +109,9 @@ def test_a_refusal_by_a_replica_says_which_one(stage: Stage) -> None:
 
 
 def test_a_refusal_by_the_gateway_went_nowhere(stage: Stage) -> None:
-    answer = stage.post("/v1/chat/completions", {"messages": []})
+    answer = stage.post("/v1/chat/completions", {"model": 3, "messages": []})
     assert not [name for name in answer.headers if name.startswith("x-kvgate-")]
-    assert error_of(answer)["code"] == "missing_model"
+    assert error_of(answer)["param"] == "model"
 
 
 def test_connections_are_kept_open_between_requests(stage: Stage) -> None:

@@ -15,9 +15,9 @@ from coordinator.chores.held_keys import forget
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.known_pools import known_pools
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
+from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.progress import read_progress, write_progress
-from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs, PolicyKnobs, load
 from coordinator.store import Store, StoreOptions
 from gateway.settings.policies import POLICIES
@@ -84,7 +84,7 @@ async def live_a_little(pool: Pool) -> None:
     pool.reassert()
     pool.done("b")
     await remember(pool, "resp_1", "r0", "life1", None)
-    assert await find(pool, "resp_1", None) == ("r0", "life1")
+    assert await find(pool, "resp_1", None) == ("r0", "life1", True)
     await drained(pool)
     for _ in range(2):
         fleet = await pool.beat()

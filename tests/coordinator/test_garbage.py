@@ -18,10 +18,10 @@ from coordinator.chores.repair import CHECK_FLIGHT_EVERY_MS
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
+from coordinator.pool.object_owners import find, remember
 from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool, Reservation
-from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs, Standing, TenantLimits
 from coordinator.subset import Subset
 from tests.cluster.ledger import Ledger

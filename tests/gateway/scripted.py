@@ -103,7 +103,8 @@ class ScriptedReplica:
 @asynccontextmanager
 async def gateway_before(replica: ScriptedReplica, **settings: Any) -> AsyncIterator[tuple[Gateway, str]]:
     """A gateway with this one replica and without a store, and the gateway's URL."""
-    configured = {"replicas": [{"id": "r0", "url": replica.url}], "redis": {"url": "redis://127.0.0.1:1"}, **settings}
+    given = {"redis": {"url": "redis://127.0.0.1:1"}, "security": {"allowed_paths": ["/v1"]}, **settings}
+    configured = {"replicas": [{"id": "r0", "url": replica.url}], **given}
     gateway = Gateway(GatewaySettings.model_validate(configured), Certificates(), NO_VARIABLES)
     await gateway.start()
     state, write_s = ServerState(), gateway.settings.timeouts.write_s

@@ -20,6 +20,9 @@ from gateway.request.reader import TRUSTED_FIELDS
 STRIPPED: Final = frozenset({*TRUSTED_FIELDS, "priority"})
 """Fields removed from every body. `priority` stays with `security.allow_priority`."""
 
+REFUSED: Final = frozenset({"features", "sampling_params.extra_args"})
+"""Of /inference/v1/generate: a body with `features` gets a 400; `extra_args` is removed."""
+
 OVERWRITTEN: Final = {
     "cache_salt": "with API keys it is the tenant's own, made with the client's; forms have none",
     "stream_options": "a stream is asked for its usage; the other options stay",
@@ -33,7 +36,8 @@ _PASSED: Final = {
         query queries documents items data_1 data_2 text_1 text_2 data tokens state questions file
         tools tool_choice reasoning reasoning_effort thinking output_config previous_response_id previous_input_messages
         add_generation_prompt add_special_tokens continue_final_message truncate_prompt_tokens truncation_side
-        truncation padding instruction max_tokens_per_query max_tokens_per_doc language to_language hotwords""",
+        truncation padding instruction max_tokens_per_query max_tokens_per_doc language to_language hotwords
+        texts inputs input_type token_ids token_offsets content_parts item_first truncate""",
     "URLs of media outside of messages": "images audio videos",
     # --trust-request-chat-template, --trust-request-mm-kwargs
     "what vLLM 0.33 refuses unless started with a flag": """chat_template chat_template_kwargs media_io_kwargs
@@ -42,14 +46,16 @@ _PASSED: Final = {
         use_beam_search length_penalty early_stopping frequency_penalty presence_penalty repetition_penalty logit_bias
         allowed_token_ids bad_words max_tokens max_completion_tokens max_output_tokens min_tokens max_tool_calls
         ignore_eos stop stop_sequences stop_token_ids thinking_token_budget repetition_detection response_format
-        structured_outputs guided_decoding_backend text parallel_tool_calls watermarking joint""",
+        structured_outputs guided_decoding_backend text parallel_tool_calls watermarking joint sampling_params
+        reasoning_ended reasoning_parser_kwargs label_token_ids apply_softmax""",
     "what the answer holds, and how it comes": """stream stream_interval stream_include_usage
         stream_continuous_usage_stats echo logprobs top_logprobs prompt_logprobs logprob_token_ids include
         include_reasoning include_stop_str_in_output skip_special_tokens spaces_between_special_tokens
         return_tokens_as_token_ids return_token_offsets return_token_strs return_prompt_text return_mm_kwargs mm_payload
         return_assistant_tokens_mask routed_experts_prompt_start enable_response_messages timestamp_granularities
         timestamp_granularities[] encoding_format embed_dtype endianness dimensions use_activation task top_n store
-        background return_weight_versions late_chunking_params""",
+        background return_weight_versions late_chunking_params output_dimension embedding_types output_mode
+        parse_context""",
     "what no engine uses": """user metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention
         safety_identifier""",
 }
@@ -76,7 +82,17 @@ _PASSED_INSIDE: Final = {
         disable_any_whitespace disable_additional_properties""",
     "repetition_detection": "max_pattern_size min_pattern_size min_count",
     "stream_options": "include_usage continuous_usage_stats",
-    "questions": "type instructions criteria",
+    "questions": "type instructions criteria name choices levels",
+    "choices": "value description",
+    "levels": "label description",
+    "input": "type",
+    "inputs": "content",
+    "reasoning_parser_kwargs": "chat_template_kwargs",
+    "parse_context": """tools tool_choice parallel_tool_calls include_reasoning chat_template_kwargs
+        history_tool_call_cnt""",
+    # Of `features`, which is refused.
+    "features": "mm_hashes mm_placeholders kwargs_data mm_metadata",
+    "mm_placeholders": "offset length",
     "prompt_cache_options": "mode ttl comparison_response_id prewarm",
     "late_chunking_params": "chunk_size",
 }
@@ -110,7 +126,12 @@ PATHS: Final = frozenset(
         "/tokenize",
         "/detokenize",
         "/v1/rerank",
+        "/v2/rerank",
         "/rerank",
+        "/v2/embed",
+        "/v1/decisions",
+        "/generative_scoring",
+        "/inference/v1/generate",
         "/v1/score",
         "/score",
         "/classify",

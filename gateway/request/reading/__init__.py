@@ -2,6 +2,7 @@
 
     document          reads a JSON body: checks it, reads its prompt, makes it fit for a replica
     output            how much an engine generates for a body, at most
+    edit              changes a JSON text in a few places
     form              reads a multipart form
     structure         counts the values of a JSON body before it is parsed
     media             checks the media in bodies whose prompt is not read in full

@@ -16,7 +16,7 @@ import orjson
 from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError, bad_field
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, read_prompt
-from gateway.request.reading.edit import edited, edits_of
+from gateway.request.reading.edit import Edit, edited, edits_of
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
 from gateway.request.reading.output import output_of, prompts_of, runs_tools
@@ -28,6 +28,8 @@ _MAX_ID_CHARS = 256
 _MAX_SALT_CHARS = 65_536
 _MAX_MODEL_CHARS = 1024
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
+_TRUSTED_SAMPLING = ("extra_args",)
+"""Fields of vLLM's sampling parameters by which connectors and events are steered."""
 _TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 
 
@@ -48,6 +50,8 @@ class BodyHead(NamedTuple):
 
     path: str
     content_type: str = ""
+    model: str | None = None
+    """Of the query: it counts if there is no body."""
 
     @property
     def is_form(self) -> bool:
@@ -85,7 +89,8 @@ class ParsedBody:
     wants_token_ids: bool = False
     choices: int = 1
     max_output_tokens: int | None = None
-    previous_response_id: str = ""
+    refers_to: str = ""
+    """The id of a stored object that the body names (`Endpoint.refers_to`)."""
     has_effects: bool = False
     """Whether the body asks for effects besides the answer."""
 
@@ -97,8 +102,8 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
         resolve_scopes(head.path, form.model, None)
         return ParsedBody(head.path, form.model, form.body, form.content_type)
     if not body and head.endpoint.prompt is None:
-        resolve_scopes(head.path, None, None)
-        return ParsedBody(head.path)
+        resolve_scopes(head.path, head.model, None)
+        return ParsedBody(head.path, head.model)
     check_structure(body, rules.structure)
     document = parse_document(body)
     path = head.path or api_path(document)
@@ -110,11 +115,13 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
         added["cache_salt"] = scope.cache_salt
     parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=is_true(document.get("stream")))
     parsed.wants_token_ids = bool(document.get("return_token_ids"))
-    parsed.choices, parsed.max_output_tokens = output_of(endpoint, document)
+    sampling = _sampling(endpoint, document)
+    parsed.choices, parsed.max_output_tokens = output_of(endpoint, sampling)
     echoes_logprobs = document.get("echo") and document.get("logprobs") is not None
     parsed.reads_cache = document.get("prompt_logprobs") is None and not echoes_logprobs
+    if endpoint.refers_to is not None:
+        parsed.refers_to = _reference(document, endpoint)
     if endpoint.stores_responses:
-        parsed.previous_response_id = _previous_response(document)
         parsed.has_effects = _has_effects(document)
     is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
     changed_parts = [] if is_read_in_full else guard_media(document, rules.prompt, steps)
@@ -122,7 +129,10 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     prompt = parsed.prompt = _read_prompt(path, named, scope, rules, steps, changed_parts)
     parsed.other_prompts = [_read_prompt(path, named, other, rules, steps, changed_parts) for other in other_scopes]
     parsed.is_batch = bool(prompt.keys) and endpoint.prompt == "completion" and prompts_of(document) > 1
-    parsed.body = upstream_body(body, document, rules.removed, added, changed_parts)
+    inner: dict[str | int, Edit] = {}
+    if sampling is not document:
+        inner[endpoint.sampling_field] = Edit(cut={*_TRUSTED_SAMPLING})
+    parsed.body = upstream_body(body, document, rules.removed, added, changed_parts, inner)
     return parsed
 
 
@@ -176,13 +186,15 @@ def upstream_body(
     removed: Collection[str],
     added: dict[str, Any],
     changed_parts: Sequence[dict[str, Any]] = (),
+    inner: Mapping[str | int, Edit] | None = None,
 ) -> bytes | None:
-    """The body for the replica, with `added`, without `removed`, and with the uuids that these parts have now. None if
-    the client's body needs no change."""
-    if changed_parts or not document.keys().isdisjoint(removed) or not document.keys().isdisjoint(added):
+    """The body for the replica, with `added`, without `removed`, with the uuids that these parts have now, and with the
+    `inner` edits of its fields. None if the client's body needs no change."""
+    if changed_parts or inner or not document.keys().isdisjoint(removed) or not document.keys().isdisjoint(added):
         edit = edits_of(document, changed_parts, "uuid")
         edit.cut.update(removed)
         edit.added.update(added)
+        edit.inner.update(inner or {})
         return edited(body, edit)
     return b"".join(with_fields(body, added, is_empty=not document)) if added else None
 
@@ -215,6 +227,16 @@ def is_true(value: Any) -> bool:
     return isinstance(value, int | float) and value == 1
 
 
+def _sampling(endpoint: Endpoint, document: dict[str, Any]) -> dict[str, Any]:
+    """The object with the sampling parameters: the document, or a field of it. Raises a 400 for a field that is not
+    accepted."""
+    for name in endpoint.refused_fields:
+        if document.get(name) is not None:
+            raise bad_field(name, "not accepted here: engines trust the digests in it.", "field_not_allowed")
+    inner = document.get(endpoint.sampling_field) if endpoint.sampling_field else None
+    return inner if isinstance(inner, dict) else document
+
+
 def _model(document: Mapping[str, Any]) -> str | None:
     name = document.get("model")
     if name is not None and not isinstance(name, str):
@@ -231,12 +253,18 @@ def _salt(document: Mapping[str, Any]) -> str | None:
     return given
 
 
-def _previous_response(document: Mapping[str, Any]) -> str:
-    given = document.get("previous_response_id")
+def _reference(document: Mapping[str, Any], endpoint: Endpoint) -> str:
+    """The id in the field that names a stored object; empty if there is none. What only other engines than vLLM read is
+    not checked."""
+    assert endpoint.refers_to is not None
+    field_name, _ = endpoint.refers_to
+    given = document.get(field_name)
+    if not endpoint.stores_responses:
+        return given if isinstance(given, str) and len(given) <= _MAX_ID_CHARS else ""
     if given is not None and not isinstance(given, str):
-        raise bad_field("previous_response_id", "must be a string.", "invalid_type")
+        raise bad_field(field_name, "must be a string.", "invalid_type")
     if given and len(given) > _MAX_ID_CHARS:
-        raise bad_field("previous_response_id", f"longer than {_MAX_ID_CHARS} characters.")
+        raise bad_field(field_name, f"longer than {_MAX_ID_CHARS} characters.")
     return given or ""
 
 

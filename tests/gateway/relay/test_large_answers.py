@@ -12,8 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.relay import relay
-from gateway.relay import stored_responses as responses
+from gateway.relay import relay, stored_objects
 from tests.gateway.relay.conftest import Pair
 from tests.gateway.scripted import ASKED, CHAT, Relayed, chunk, head, whole
 from tests.polling import eventually
@@ -214,7 +213,7 @@ async def test_of_answers_over_64_kib_usage_and_id_are_read_without_parsing_them
         return orjson.loads(data)
 
     monkeypatch.setattr(relay, "orjson", SimpleNamespace(**{**vars(orjson), "loads": noted}))
-    monkeypatch.setattr(responses.stored, "remember", lambda _pool, name, *_: remembered.append(name))
+    monkeypatch.setattr(stored_objects.object_owners, "remember", lambda _pool, name, *_: remembered.append(name))
     for size in (2**17, 2 * MIB):
         relayed.replica.says(whole(document(size)))
         asked: dict[str, Any] = {"model": "m", "input": "Hello, " * 1000}
