@@ -27,6 +27,7 @@ _HOST: Final = re.compile(
     r"https?://(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::[0-9]{1,5})?(?=[/?#]|\Z)[^\x00-\x20\\]*\Z",
     re.IGNORECASE | re.ASCII,
 )
+_PLAIN_FILE: Final = re.compile(r"file://(?:/(?!\.{1,2}(?:/|\Z))[\w.,:@+=~ -]+)+", re.ASCII)
 
 
 class ImageIdentity(NamedTuple):
@@ -67,15 +68,27 @@ def identify_image_data(data: str, param: str, limits: PromptLimits) -> ImageIde
 
 
 def media_url_digest(url: str, param: str, limits: PromptLimits) -> bytes:
-    """The 32-byte digest of an http(s) URL that the engine will fetch. Its host must be allowed."""
-    if not url[:8].lower().startswith(("http://", "https://")):
+    """The 32-byte digest of a URL that the engine will fetch or read. Its host or its folder must be allowed."""
+    scheme = url[:8].lower()
+    if scheme.startswith("file:"):
+        if not _is_in_folder(url, limits.media_folder):
+            below = (
+                f"below {limits.media_folder}" if limits.media_folder else "allowed: security.media_folder is not set"
+            )
+            raise bad_field(param, f"is a file: URL that is not {below}", "media_file_not_allowed")
+    elif not scheme.startswith(("http://", "https://")):
         raise bad_field(param, "must be a data:, http: or https: URL")
-    if limits.image_hosts:
+    elif limits.image_hosts:
         match = _HOST.match(url)
         host = match[1].strip("[]").lower() if match else ""
         if not any(host == allowed.lower() for allowed in limits.image_hosts):
             raise bad_field(param, f"media from host {host!r} is not allowed", "image_host_not_allowed")
     return blake3(utf8(url, param)).digest()
+
+
+def _is_in_folder(url: str, folder: str) -> bool:
+    """Whether a URL plainly names a file below the folder: without escapes, a host, a query or `..`."""
+    return bool(folder) and url.startswith(f"file://{folder.rstrip('/')}/") and _PLAIN_FILE.fullmatch(url) is not None
 
 
 def decode_base64(data: str, param: str) -> bytes:

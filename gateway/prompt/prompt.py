@@ -24,6 +24,7 @@ class PromptLimits:
     """A prompt beyond these limits is refused.
 
     `image_hosts`: the exact names of the hosts that media may be fetched from; empty means any host.
+    `media_folder`: where engines may read media by file: URLs; empty: nowhere.
     `max_messages`: messages of a conversation, items of a response's input, or documents to rank.
     `max_content_parts`: content parts of all messages together.
     """
@@ -32,6 +33,7 @@ class PromptLimits:
     image_hosts: tuple[str, ...] = ()
     max_messages: int = 16_384
     max_content_parts: int = 16_384
+    media_folder: str = ""
 
 
 @dataclass(slots=True)  # not frozen: that would make the object, one per request, three times as expensive

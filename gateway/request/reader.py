@@ -162,7 +162,11 @@ class Reader:
             # The gateway cannot add a tenant's salt to a form, so it removes any salt from forms.
             (*removed, "cache_salt") if security.api_keys else removed,
             PromptLimits(
-                limits.max_image_pixels, tuple(security.image_hosts), limits.max_messages, limits.max_content_parts
+                limits.max_image_pixels,
+                tuple(security.image_hosts),
+                limits.max_messages,
+                limits.max_content_parts,
+                security.media_folder or "",
             ),
             StructureLimits(limits.max_fields, limits.max_elements, limits.max_nesting),
             limits.max_form_parts,

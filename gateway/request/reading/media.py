@@ -1,5 +1,5 @@
-"""Checks media in bodies whose prompt is not read in full: removes clients' own ids, refuses hosts that are not
-allowed."""
+"""Checks media in bodies whose prompt is not read in full: removes clients' own ids, refuses hosts and files that are
+not allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VALUES_PER_STEP: Final = 32
 
 def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) -> list[dict[str, Any]]:
     """Removes the `uuid` of every media part in `document`, at any depth, and returns these parts. Raises a 400 for a
-    URL on a host that is not allowed, and TooManySteps. It does not recurse, because bodies may be nested deeply."""
+    URL that is not allowed, and TooManySteps. It does not recurse, because bodies may be nested deeply."""
     changed: list[dict[str, Any]] = []
     waiting: list[dict[str, Any] | list[Any]] = [document]
     while waiting:
@@ -26,18 +26,17 @@ def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) ->
             if "uuid" in value and ("type" in value or not _URL_FIELDS.isdisjoint(value)):
                 del value["uuid"]
                 changed.append(value)
-            if limits.image_hosts:
-                _check_hosts(value, limits, steps)
+            _check_urls(value, limits, steps)
         inner = value.values() if isinstance(value, dict) else value
         waiting += [one for one in inner if isinstance(one, dict | list)]
     return changed
 
 
-def _check_hosts(part: dict[str, Any], limits: PromptLimits, steps: Steps) -> None:
+def _check_urls(part: dict[str, Any], limits: PromptLimits, steps: Steps) -> None:
     urls = [(name, part[name]) for name in _URL_FIELDS & part.keys()]
     for name in _URL_LISTS & part.keys():
         urls += [(name, url) for url in part[name]] if isinstance(part[name], list) else []
     steps.take(len(urls))
     for name, url in urls:
-        if isinstance(url, str) and url[:4].lower() == "http":
+        if isinstance(url, str) and url[:4].lower() in ("http", "file"):
             media_url_digest(url, name, limits)

@@ -69,3 +69,47 @@ def test_any_other_host_is_refused_and_so_is_a_url_that_parsers_may_read_differe
 
 def test_data_images_need_no_allowed_host() -> None:
     assert read(image("data:image/png;base64,AAAA")).images == [None]
+
+
+def read_file(url: str, kind: str = "image_url", folder: str = "/srv/media") -> Prompt:
+    body = {"model": "m", "messages": [{"role": "user", "content": [{"type": kind, kind: {"url": url}}]}]}
+    limits = PromptLimits(media_folder=folder)
+    return read_prompt("/v1/chat/completions", body, root_model="base", adapter=None, cache_salt=None, limits=limits)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
+@pytest.mark.parametrize("folder", ["/srv/media", "/srv/media/"])
+def test_a_file_below_the_folder_passes(kind: str, folder: str) -> None:
+    assert read_file("file:///srv/media/a b/0001.png", kind, folder).keys
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///srv/other/a.png",
+        "file:///srv/mediators/a.png",
+        "file:///srv/media/../other/a.png",
+        "file:///srv/media/a/..",
+        "file:///srv/media/%2e%2e/a.png",
+        "file:///srv/media/./a.png",
+        "file:///srv/media//etc/a.png",
+        "file:///srv/media/a\\..\\b.png",
+        "file://localhost/srv/media/a.png",
+        "file:/srv/media/a.png",
+        "FILE:///srv/media/a.png",
+        "file:///srv/media/a.png?x=/../../b",
+        "file:///srv/media/a.png#x",
+        "file:///srv/media/a\n.png",
+    ],
+)
+def test_no_spelling_of_a_file_leads_out_of_the_folder(url: str) -> None:
+    for kind in ("image_url", "video_url"):
+        with pytest.raises(ApiError) as refused:
+            read_file(url, kind)
+        assert refused.value.code == "media_file_not_allowed"
+
+
+def test_without_a_folder_no_file_is_allowed() -> None:
+    with pytest.raises(ApiError) as refused:
+        read_file("file:///srv/media/a.png", folder="")
+    assert "security.media_folder" in refused.value.message
