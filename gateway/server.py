@@ -1,7 +1,7 @@
 """The gateway process: its sockets, uvicorn, signals.
 
 On SIGTERM or SIGINT it stops listening, answers who has connected already, finishes running requests for at most
-`timeouts.grace_s`, deregisters, and exits with 0.
+`timeouts.grace_s`, deregisters, and exits with 0. It ignores SIGHUP.
 """
 
 from __future__ import annotations
@@ -114,6 +114,11 @@ def protocols(handle: Handler, write_s: float) -> type[asyncio.Protocol]:
     return cast("type[asyncio.Protocol]", make)
 
 
+def _says_that_it_goes_on(_sig: int, _frame: FrameType | None) -> None:
+    """Whoever sends SIGHUP wants other settings, not the end of all streams."""
+    _log.warning("SIGHUP ignored", why="settings are read at the start only: start the gateway again")
+
+
 def serve(settings: GatewaySettings, otel: OtelVariables, doubts: Sequence[str] = ()) -> None:
     """Run one gateway until a signal stops it. `doubts` about its settings are logged. Raises OSError if a port is
     taken, CannotWrite for an access log, BadCertificate."""
@@ -138,6 +143,7 @@ def serve(settings: GatewaySettings, otel: OtelVariables, doubts: Sequence[str] 
         config.load()
         config.ssl = certificate.first  # uvicorn would make one that cannot change
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, _says_that_it_goes_on)
     with ExitStack() as listening, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         sockets = [listening.enter_context(listen(settings.host, settings.port, shared=False))]
         if settings.shared_port is not None:

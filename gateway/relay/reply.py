@@ -23,6 +23,7 @@ from gateway.upstream import Answer
 
 _NOT_PASSED = frozenset(
     {
+        # of one connection, or the gateway's own
         b"connection",
         b"content-length",
         b"date",
@@ -36,10 +37,34 @@ _NOT_PASSED = frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-request-id",
+        # what browsers obey for all of an origin, and proxies for themselves
+        b"accept-ch",
+        b"activate-storage-access",
+        b"alt-svc",
+        b"clear-site-data",
+        b"critical-ch",
+        b"expect-ct",
+        b"nel",
+        b"origin-agent-cluster",
+        b"public-key-pins",
+        b"public-key-pins-report-only",
+        b"refresh",
+        b"report-to",
+        b"reporting-endpoints",
+        b"service-worker-allowed",
+        b"set-cookie2",
+        b"set-login",
+        b"speculation-rules",
+        b"strict-transport-security",
+        b"surrogate-control",
+        b"x-lighttpd-send-file",
+        b"x-reproxy-url",
+        b"x-sendfile",
+        b"x-sendfile2",
     }
 )
-_OURS = (b"x-kvgate-", b"access-control-")
-"""What the gateway says itself."""
+_NOT_PASSED_BEGINNINGS = (b"x-kvgate-", b"access-control-", b"x-ratelimit-", b"x-accel-", b"x-envoy-", b"proxy-")
+"""What the gateway says itself, and what nginx, Envoy and others obey."""
 _MAX_ID_CHARS = 128
 # Without these headers, nginx and other proxies collect tokens and deliver many at once.
 _STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"),)
@@ -204,4 +229,8 @@ def request_id(headers: Mapping[str, str]) -> str:
 
 def passed_headers(answer: Answer) -> RawHeaders:
     """The headers of a replica's answer that the client gets."""
-    return [header for header in answer.headers if header[0] not in _NOT_PASSED and not header[0].startswith(_OURS)]
+    return [
+        header
+        for header in answer.headers
+        if header[0] not in _NOT_PASSED and not header[0].startswith(_NOT_PASSED_BEGINNINGS)
+    ]

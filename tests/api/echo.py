@@ -23,6 +23,18 @@ FORGED_HEADERS = {
     "X-Request-Id": "forged",
     "X-Of-The-Replica": "kept",
 }
+OBEYED_HEADERS = {
+    "X-Accel-Redirect": "/etc/passwd",
+    "X-Sendfile": "/etc/passwd",
+    "X-Envoy-Degraded": "true",
+    "X-RateLimit-Remaining-Requests": "999999",
+    "Clear-Site-Data": '"*"',
+    "Strict-Transport-Security": "max-age=0",
+    "Alt-Svc": 'h2="evil.example:443"',
+    "Refresh": "0;url=http://evil.example",
+    "Proxy-Status": "x",
+}
+"""Browsers or proxies would obey these."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class _Echo(SilentHandler):
     def _answer(self, document: Any) -> None:
         body = json.dumps(document).encode()
         self.send_response(200)
-        for name, value in FORGED_HEADERS.items():
+        for name, value in (FORGED_HEADERS | OBEYED_HEADERS).items():
             self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

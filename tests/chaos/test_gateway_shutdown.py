@@ -49,6 +49,16 @@ async def test_a_gateway_told_to_stop_finishes_its_streams_and_deregisters(stage
         assert await stage.all_load_is_given_back()
 
 
+async def test_a_hang_up_of_its_terminal_cuts_no_stream(stage: Stage) -> None:
+    async with (
+        another_gateway(stage.cluster, "staying") as staying,
+        held_stream(stage.http, staying.url, stage.new_prompt(), max_tokens=60) as stream,
+    ):
+        staying.signal(signal.SIGHUP)
+        assert (await stream.rest()).endswith("data: [DONE]\n\n")
+        await ask(stage.http, staying.url, stage.new_prompt(), max_tokens=1)
+
+
 async def test_what_outlasts_the_grace_period_is_told_so(stage: Stage) -> None:
     async with (
         another_gateway(stage.cluster, "leaving", timeouts={"grace_s": 0.6}) as leaving,

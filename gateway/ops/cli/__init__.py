@@ -12,6 +12,7 @@ from gateway.ops.cli import config, doctor, follow, operate, owners, replica, se
 from gateway.ops.cli import local_cluster as cluster
 from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.printable import printable_lines
 from gateway.ops.local.errors import ClusterError
 
 app = typer.Typer(
@@ -64,5 +65,5 @@ def main() -> None:
     try:
         app()
     except (CommandError, ClusterError) as error:
-        typer.echo(f"kvgate: {error}", err=True)
+        typer.echo(f"kvgate: {printable_lines(str(error))}", err=True)
         sys.exit(1)

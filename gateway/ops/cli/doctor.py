@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.ops.cli.errors import CommandError, base_url
+from gateway.ops.cli.printable import printable_lines
 
 if TYPE_CHECKING:
     from gateway.doctor.examine import Diagnosis
@@ -106,7 +107,7 @@ def doctor(
             timeout_s=timeout_s,
         )
     except (CommandError, ClusterError) as error:
-        typer.echo(f"kvgate: {error}", err=True)
+        typer.echo(f"kvgate: {printable_lines(str(error))}", err=True)
         raise typer.Exit(_COULD_NOT_LOOK) from None
     diagnosis = examine(asyncio.run(gather(targets)))
     if as_json:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import quote
 
 import typer
 
 from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, NoAnswer, StateDir, ask, gateway_url
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.printable import all_printable, printable
 
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0
@@ -47,7 +48,7 @@ def drain(
         raise CommandError("--timeout-s: is only for --wait; give that, too")
     replicas_url = f"{gateway_url(gateway, state_dir)}/v1/replicas"
     url = f"{replicas_url}/{quote(replica, safe='')}"
-    answer = ask("POST", f"{url}/drain", api_key, "state")
+    answer = all_printable(ask("POST", f"{url}/drain", api_key, "state"))
     if answer["state"] != "draining":
         typer.echo(f"{replica} is {answer['state']}; it gets no requests until its engine restarts, or kvgate undrain")
     elif not wait:
@@ -85,12 +86,12 @@ def _ask_patiently(url: str, api_key: str | None) -> dict[str, Any]:
     until_s, has_told = time.monotonic() + _PATIENCE_S, False
     while True:
         try:
-            return ask("GET", url, api_key, "state")
+            return cast("dict[str, Any]", all_printable(ask("GET", url, api_key, "state")))
         except NoAnswer as error:
             if time.monotonic() >= until_s:
                 raise
             if not has_told:
-                typer.echo(f"{error}; trying again", err=True)
+                typer.echo(f"{printable(str(error))}; trying again", err=True)
             has_told = True
         threading.Event().wait(_LOOK_S)
 
@@ -110,7 +111,7 @@ def undrain(
       kvgate undrain r0
     """
     url = f"{gateway_url(gateway, state_dir)}/v1/replicas/{quote(replica, safe='')}/undrain"
-    answer = ask("POST", url, api_key, "state")
+    answer = all_printable(ask("POST", url, api_key, "state"))
     typer.echo(f"{replica} is {answer['state']}")
 
 

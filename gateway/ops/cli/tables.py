@@ -11,6 +11,7 @@ from rich.table import Table
 
 from gateway.doctor.examine import Diagnosis
 from gateway.ops.cli.config import counted
+from gateway.ops.cli.printable import all_printable, printable
 from gateway.ops.local.cluster_status import MemberStatus
 
 # Wide enough for any row. A terminal wraps long lines itself; a program that reads the output needs whole lines.
@@ -41,18 +42,18 @@ def print_status(members: Iterable[MemberStatus]) -> None:
     for member in members:
         table.add_row(
             member.kind,
-            member.id,
+            escape(printable(member.id)),
             f"[{_COLOURS[member.state]}]{member.state}[/]",
             str(member.pid or "-"),
-            escape(member.url),
-            escape(member.detail),
+            escape(printable(member.url)),
+            escape(printable(member.detail)),
         )
     Console(highlight=False, width=_WIDTH).print(table)
 
 
 def print_owners(explanation: dict[str, Any]) -> None:
     """Print the answer of /v1/route/explain: the chain, shallow to deep, with each key's owners, and the choice."""
-    console = Console(highlight=False, width=_WIDTH)
+    console, explanation = Console(highlight=False, width=_WIDTH), all_printable(explanation)
     console.print(f"pool {explanation['pool']}, model {explanation['model']}", markup=False)
     if "reason" in explanation:  # there is no store, so no owners are known
         console.print(f"store: {explanation['store']} ({explanation['reason']})", markup=False)
@@ -98,7 +99,7 @@ def _wait_of(choice: dict[str, Any]) -> str:
 
 def print_queue(pool: dict[str, Any]) -> None:
     """Print who waits in a pool, and the room of its replicas."""
-    console = Console(highlight=False, width=_WIDTH)
+    console, pool = Console(highlight=False, width=_WIDTH), all_printable(pool)
     held = f", {pool['held_requests']} of these until a replica is ready" if pool["held_requests"] else ""
     console.print(f"pool {pool['pool']}: {counted(pool['waiting_requests'], 'request')} waiting{held}", markup=False)
     if pool["waiting"]:
@@ -132,15 +133,16 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print the findings by subject, then what could not be checked, then the numbers of both."""
     console = Console(highlight=False, soft_wrap=True)
     for subject in dict.fromkeys(finding.subject for finding in diagnosis.findings):
-        console.print(f"[bold]{escape(subject)}[/]")
+        console.print(f"[bold]{escape(printable(subject))}[/]")
         for finding in (each for each in diagnosis.findings if each.subject == subject):
             head = f"[{_COLOURS[finding.severity]}]{finding.severity}[/] {finding.code}"
-            console.print(f"  {head}: {escape(finding.what)}")
-            console.print(f"    why: {finding.why}\n    fix: {finding.fix}", markup=False)
+            console.print(f"  {head}: {escape(printable(finding.what))}")
+            console.print(f"    why: {printable(finding.why)}\n    fix: {printable(finding.fix)}", markup=False)
     if diagnosis.unchecked:
         console.print("[bold]not checked[/]")
     for unchecked in diagnosis.unchecked:
-        console.print(f"  {unchecked.subject}: {unchecked.what} ({unchecked.why})", markup=False)
+        text = f"{unchecked.subject}: {unchecked.what} ({unchecked.why})"
+        console.print(f"  {printable(text)}", markup=False)
     errors = sum(finding.severity == "error" for finding in diagnosis.findings)
     warnings = len(diagnosis.findings) - errors
     found = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}" if diagnosis.findings else "nothing found"

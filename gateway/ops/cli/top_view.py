@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gateway.ops.cli.watch import line_of, printable
+from gateway.ops.cli.printable import all_printable, printable
+from gateway.ops.cli.watch import line_of
 
 _WINDOW_S = 30.0
 _LAST = 12
@@ -87,11 +88,12 @@ def _sum(records: Iterable[dict[str, Any]], name: str) -> float:
 
 def view(seen: dict[str, Any], tally: Tally, sort: str, now_s: float) -> RenderableType:
     """Everything on one page. Replicas are sorted by `name`, `requests`, `rate`, `cached` or `keys`."""
+    seen = all_printable(seen)
     seconds = min(_WINDOW_S, max(1.0, now_s - tally.began_s))
     recent = tally.recent(now_s)
     lines = [line_of(record) for record in recent[-_LAST:]]
     notes = [f"{tally.dropped} decisions were not shown"] if tally.dropped else []
-    notes += [note for note in (tally.trouble, tally.problem) if note]
+    notes += [note for note in map(printable, (tally.trouble, tally.problem)) if note]
     parts: list[RenderableType] = [_replicas(seen, recent, sort, seconds), Text(), _gateways(recent, seconds), Text()]
     parts += [Text(f"{_waiting(seen)}"), Text(), Text("last decisions", style="bold")]
     parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in reversed(lines)]

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from coordinator.keys import prefix
+from gateway.ops.cli.printable import printable
 from gateway.ops.local import gentle_load
 from gateway.ops.local.cluster import LocalCluster
 from gateway.ops.local.demo import DemoRequest, KeyWantedError, first_model, send_requests
@@ -130,9 +131,9 @@ def _shown(program: str) -> str:
 def _line_of(request: DemoRequest) -> str:
     head = f"  {request.what:5} via {request.gateway}"
     if request.problem is not None:
-        return f"{head} [yellow]failed[/]: {escape(request.problem)}"
+        return f"{head} [yellow]failed[/]: {escape(printable(request.problem))}"
     where = f"{request.replica}, {request.matched_tokens} tokens matched, {request.decision}"
-    return f"{head} → [cyan]{escape(where)}[/]\n        {escape(request.answer)}"
+    return f"{head} → [cyan]{escape(printable(where))}[/]\n        {escape(printable(request.answer))}"
 
 
 def _in_double_quotes(text: str) -> str:

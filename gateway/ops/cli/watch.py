@@ -23,6 +23,7 @@ from gateway.ops.cli.ask import (
     no_answer,
 )
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.printable import printable
 
 _HEADING = (
     "time  gateway  status path  tenant  model  → replica why  "
@@ -127,8 +128,3 @@ def line_of(record: dict[str, Any]) -> str:
     placed = f"→ {told('replica')} {told('why')}" if record.get("replica") else "not placed"
     line = "  ".join((str(record.get("time", ""))[11:23], *names, placed, tokens, times, told("request_id")))
     return printable(line)
-
-
-def printable(text: str) -> str:
-    """Anybody may write into the store: nothing of it must move the terminal's cursor."""
-    return "".join(char if char.isprintable() else "?" for char in text)
