@@ -29,6 +29,7 @@ from gateway.control.status import Status
 from gateway.http.asgi import run_asgi
 from gateway.http.cors import Cors
 from gateway.http.exchange import Exchange
+from gateway.http.hosts import Hosts
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.metrics.loop_lag import measure_loop_lag
 from gateway.metrics.store_metrics import StoreMetrics
@@ -93,6 +94,7 @@ class Gateway:
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
         self.cors, keyring = Cors(settings.security.allow_origins), Keyring(settings.security)
+        self.hosts = Hosts(settings.security.hosts) if keyring.is_open else None
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         tenants = Tenants(settings)
@@ -129,7 +131,7 @@ class Gateway:
         sessions = Sessions(keyring, self.store, settings.redis.namespace)
         findings = Findings(settings, self.fleet, self.tasks)
         shown = ClusterView(self.status, operations, self.store), decisions, Prefixes(self.store), findings, explained
-        add_console(control, sessions, *shown, lambda: self.status.is_draining)
+        add_console(control, sessions, *shown, self.metrics.logins, lambda: self.status.is_draining)
         self.history = History(self.store, self.metrics.first_tokens, settings.queue.prefill_tokens_per_s)
         self.asking = Asking(sessions, self.proxy)
         return control
@@ -195,7 +197,7 @@ class Gateway:
         coroutine, because each coroutine on the way costs a request half a microsecond at each wait."""
         if len(exchange.path) > 1:
             exchange.path = exchange.path.removesuffix("/")
-        if self.cors.answers(exchange):
+        if (self.hosts is not None and self.hosts.refuses(exchange)) or self.cors.answers(exchange):
             return _nothing()
         if self.reader.paths.is_for_replicas(exchange.method, exchange.path):
             return self.proxy(exchange)

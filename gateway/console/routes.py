@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
@@ -17,12 +17,14 @@ from starlette.requests import ClientDisconnect
 from coordinator.errors import StoreError
 from gateway.console.cluster import ClusterView
 from gateway.console.findings import Findings
+from gateway.console.guesses import Guesses
 from gateway.console.prefixes import Prefixes
 from gateway.console.sessions import COOKIE, LASTS_S, Sessions, check_token
 from gateway.control.decisions import Decisions
 from gateway.control.operations import store_away
 from gateway.control.routes import ExplainRoute
 from gateway.errors import ApiError
+from gateway.metrics.fast_counters import FastCounter
 from gateway.request.keyring import Caller
 
 _HEADERS = {
@@ -46,12 +48,13 @@ def add_console(
     prefixes: Prefixes,
     findings: Findings,
     explained: ExplainRoute,
+    logins: FastCounter,
     is_over: Callable[[], bool],
 ) -> None:
     """Add the page, its stream, its login and what it asks to the application."""
     texts = {file.name: file.read_text() for file in (files(__package__) / "page").iterdir()}
     assets = {name: kind for name in texts if (kind := _TYPES.get(name[name.rfind(".") :]))}
-    _add_login(app, sessions, texts["login.html"])
+    _add_login(app, sessions, logins, texts["login.html"])
     _add_live(app, sessions, Shown(cluster, decisions, findings), is_over)
     _add_asks(app, sessions, prefixes, explained)
 
@@ -109,17 +112,26 @@ def _add_asks(app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: E
         return await explained(request, caller, None)
 
 
-def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
+def _add_login(app: FastAPI, sessions: Sessions, logins: FastCounter, form: str) -> None:
     @app.get("/console/login")
     async def show_login(request: Request) -> Response:
         return _html(form.replace("{{problem}}", _ENDED if "ended" in request.query_params else ""))
 
+    guesses = Guesses()
+
     @app.post("/console/login")
     async def login(request: Request) -> Response:
+        address = request.client.host if request.client else ""
         try:
+            guesses.check(address, time.monotonic())
             cookie = await sessions.begin(await _key_in(request))
         except ApiError as error:
-            return _html(form.replace("{{problem}}", _PROBLEMS.get(error.code, _AWAY)), error.status)
+            logins.inc(error.code)
+            if error.code in _GUESSED:
+                guesses.failed(address, error.code, time.monotonic())
+            problem = form.replace("{{problem}}", _PROBLEMS.get(error.code, _AWAY))
+            return _html(problem, error.status, error.headers)
+        logins.inc("ok")
         answer = RedirectResponse("/console", 303, _HEADERS)
         is_secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
         answer.set_cookie(COOKIE, cookie, LASTS_S, path="/console", secure=is_secure, httponly=True, samesite="strict")
@@ -129,6 +141,7 @@ def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
     async def logout(request: Request) -> Response:
         await _caller(sessions, request)
         _check_token(sessions, request)
+        await sessions.end(_cookie(request))
         answer = Response(status_code=204, headers=_HEADERS)
         answer.delete_cookie(COOKIE, path="/console", httponly=True, samesite="strict")
         return answer
@@ -142,7 +155,9 @@ _PROBLEMS = {
     "admin_key_required": "This is no admin key: it has no `admin: true` in security.api_keys.",
     "request_too_large": "This is too long for a key.",
     "request_timeout": "The form did not come in time. Try again.",
+    "too_many_logins": "Too many failed logins from this address. Try again in a minute.",
 }
+_GUESSED = ("invalid_api_key", "admin_key_required")
 
 
 async def _live(
@@ -206,5 +221,5 @@ def _cookie(request: Request) -> str:
     return request.cookies.get(COOKIE, "")
 
 
-def _html(text: str, status: int = 200) -> Response:
-    return Response(text, status, _HEADERS, "text/html")
+def _html(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(text, status, {**_HEADERS, **(headers or {})}, "text/html")

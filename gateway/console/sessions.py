@@ -3,6 +3,7 @@
 A session is a signed cookie with the name of the key. The secret of the signatures is in the store, so each gateway
 knows the sessions of all others. Each reads it again every 10 s: if it is deleted from the store, all sessions end.
 What is signed has the key's hash in it, too. So a session ends when its key is no admin key any more, or is another.
+A session whose user has logged out is written down in the store, until it would have ended by itself.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Sessions:
         if not caller.is_admin:
             raise ApiError(403, "admin_key_required", "The console needs an admin key; this one has `admin: false`.")
         await self._learn(good_s=0)
-        told = f"{caller.key.encode().hex()}.{int(time.time()) + LASTS_S}"
+        told = f"{caller.key.encode().hex()}.{int(time.time()) + LASTS_S}.{secrets.token_hex(8)}"
         return f"{told}.{self._signed(told, caller.key)}"
 
     async def caller(self, cookie: str) -> Caller | None:
@@ -61,7 +62,8 @@ class Sessions:
         if self._keyring.is_open:
             return self._keyring.identify({})
         told, _, signature = cookie.rpartition(".")
-        name, _, until = told.partition(".")
+        name, _, rest = told.partition(".")
+        until = rest.partition(".")[0]
         if not (cookie.isascii() and len(cookie) <= _LONGEST and until.isdecimal() and int(until) > time.time()):
             return None
         try:
@@ -73,7 +75,25 @@ class Sessions:
             await self._learn(_DOUBTED_S)  # the store was emptied since, and another gateway has made a new one
             if not self._is_signed(told, key, signature):
                 return None
-        return self._keyring.admin(key)
+        return None if await self._has_ended(cookie) else self._keyring.admin(key)
+
+    async def end(self, cookie: str) -> None:
+        """Log out, at all gateways. Raises ApiError if the store is away: others would not hear of it."""
+        try:
+            await self._store.ask("SET", self._ended_key(cookie), "1", "EX", LASTS_S)
+        except StoreError as error:
+            raise store_away(error) from None
+
+    async def _has_ended(self, cookie: str) -> bool:
+        """Whether its user has logged out. Nobody can tell while the store is away."""
+        try:
+            return bool(await self._store.ask("EXISTS", self._ended_key(cookie)))
+        except StoreError:
+            return False
+
+    def _ended_key(self, cookie: str) -> str:
+        """Has no part of the cookie that could be used."""
+        return f"{self._key}:ended:{hashlib.sha256(cookie.encode()).hexdigest()}"
 
     async def logged_in(self, cookie: str) -> Caller:
         """Whose session this is. Raises ApiError if there is none, too."""

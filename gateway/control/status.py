@@ -149,6 +149,8 @@ class Status:
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.per_replica:
             gauge.clear()  # replicas that were removed, or tell nothing any more, must not keep old values
+        pools = [self._store.pool(name) for name in self._store.pool_names()]
+        metrics.keep({*self._fleet.members, *(replica for pool in pools for replica in pool.records)})
         taken = self._fleet.taken_ids()
         for member in self._fleet.targets:
             metrics.replica_info.labels(member.id, member.pool).set(1)

@@ -7,7 +7,7 @@ its labels, and a request writes a dozen times.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -26,6 +26,11 @@ class FastCounter(Collector):
         """Add `by` to the count for these label values."""
         totals = self._totals
         totals[labels] = totals.get(labels, 0.0) + by
+
+    def keep(self, firsts: Collection[str]) -> None:
+        """Forget the counts whose first label has another value than these."""
+        for values in [one for one in self._totals if one[0] not in firsts]:
+            del self._totals[values]
 
     def describe(self) -> Iterator[Metric]:
         name, help_text, labels = self._described
@@ -62,6 +67,11 @@ class FastHistogram(Collector):
             counts = self._row(labels)
         counts[bisect_left(self._bounds, value)] += 1
         self._sums[labels] += value
+
+    def keep(self, firsts: Collection[str]) -> None:
+        """Forget the values whose first label has another value than these."""
+        for values in [one for one in self._counts if one[0] not in firsts]:
+            del self._counts[values], self._sums[values]
 
     def _row(self, labels: tuple[str, ...]) -> list[int]:
         self._sums[labels] = 0.0

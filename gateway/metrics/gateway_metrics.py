@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.chores.applier import Applied
@@ -57,6 +59,11 @@ class EventMetrics:
             ("replica",),
             registry,
         )
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Forget what is told of other replicas."""
+        for metric in (self._lag_s, self._transitions, self._gaps):
+            metric.keep(replicas)
 
     def applied(self, applied: Applied) -> None:
         """Count one entry of an event stream."""
@@ -212,6 +219,9 @@ class Metrics:
             _LOOP_LAG_S,
             registry,
         )
+        self.logins = FastCounter(
+            "kvgate_console_logins", "Logins at the console, by outcome: `ok`, or why not.", ("outcome",), registry
+        )
         self.retries = FastCounter(
             "kvgate_retries", "Attempts repeated on another replica, by reason.", ("reason",), registry
         )
@@ -312,6 +322,15 @@ class Metrics:
             *self.engine.values(),
         )
         """The gauges with a label for the replica."""
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Forget the counts of other replicas: where replicas come and go under new names, these would never end."""
+        for counter in (
+            *(self.prompt_tokens, self.cached_tokens, self.predicted_tokens, self.passed_over_tokens),
+            *(self.wrong_predictions, self.doubts),
+        ):
+            counter.keep(replicas)
+        self.events.keep(replicas)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

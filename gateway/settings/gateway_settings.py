@@ -141,6 +141,7 @@ class SecuritySettings(Section):
     expose_decisions: bool = False
     allow_priority: bool = False
     allow_origins: list[str] = Field(default=[])
+    hosts: list[str] = Field(default=[])
     image_hosts: list[HostName] = Field(default=[])
     media_folder: Annotated[str, Field(pattern=r"^(/[^/\x00]+)+/?$")] | None = None
     allowed_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(default=[])

@@ -120,12 +120,14 @@ def test_a_session_is_good_at_all_gateways_and_for_the_console_only(guarded: Sta
 def test_a_session_that_was_changed_or_is_over_is_none(guarded: Stage, browser: httpx.Client) -> None:
     url = guarded.gateways[0]
     good = log_in(browser, url, "secret-root").cookies[COOKIE]
-    name, until, signature = good.split(".")
+    name, until, nonce, signature = good.split(".")
     others = (
-        f"{b'alice'.hex()}.{until}.{signature}",
-        f"{name}.{int(until) + 1}.{signature}",
-        f"{name}.1.{signature}",
-        f"{name}.{until}.",
+        f"{b'alice'.hex()}.{until}.{nonce}.{signature}",
+        f"{name}.{int(until) + 1}.{nonce}.{signature}",
+        f"{name}.{until}.{nonce[::-1]}.{signature}",
+        f"{name}.{until}.{signature}",
+        f"{name}.1.{nonce}.{signature}",
+        f"{name}.{until}.{nonce}.",
         *("", ".", "..", "a.b.c", "\xb2.\xb2.\xb2", "zz.99999999999." + signature, f"{name}.{'9' * 5000}.x"),
     )
     for cookie in others:
@@ -156,6 +158,28 @@ def test_logging_out_needs_the_token_of_the_page(guarded: Stage, browser: httpx.
         assert httpx.post(f"{url}/console/logout", cookies=held, headers=wrong).status_code == 403
     answer = httpx.post(f"{url}/console/logout", cookies=held, headers={"x-kvgate-csrf": token})
     assert (answer.status_code, "max-age=0" in answer.headers["set-cookie"].lower()) == (204, True)
+    other = {COOKIE: log_in(browser, url, "secret-root").cookies[COOKIE]}
+    for gateway in guarded.gateways:  # whoever kept the cookie has nothing of it
+        assert httpx.get(f"{gateway}/console", cookies=held).status_code == 303
+        assert httpx.get(f"{gateway}/console/prefixes", cookies=held).status_code == 401
+        assert httpx.get(f"{gateway}/console/prefixes", cookies=other).status_code == 200
+
+
+def test_who_tries_keys_is_slowed_down_logged_and_counted(
+    guarded_cluster: Cluster, guarded: Stage, tmp_path: Path
+) -> None:
+    with running_gateway(tmp_path, guarded_cluster.redis_url, guarded.sims, {"security": GUARDED["security"]}) as url:
+        tried = [httpx.post(f"{url}/console/login", data={"key": f"guess {number}"}) for number in range(14)]
+        assert [answer.status_code for answer in tried] == [401] * 10 + [429] * 4
+        assert int(tried[-1].headers["retry-after"]) > 0
+        assert "Too many failed logins" in tried[-1].text
+        assert httpx.post(f"{url}/console/login", data={"key": "secret-root"}).status_code == 429
+        counted = httpx.get(f"{url}/metrics").text
+        assert 'kvgate_console_logins_total{outcome="invalid_api_key"} 10.0' in counted
+        assert 'kvgate_console_logins_total{outcome="too_many_logins"} 5.0' in counted
+    log = next(tmp_path.glob("*.log")).read_text()
+    assert log.count("login refused") == 10
+    assert "guess" not in log
 
 
 def test_a_prompt_is_explained_to_a_page_of_the_session_only(guarded: Stage, browser: httpx.Client) -> None:

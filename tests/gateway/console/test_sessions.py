@@ -18,10 +18,11 @@ from gateway.settings.gateway_settings import SecuritySettings
 
 
 class Keeper:
-    """A store that has one value."""
+    """A store that has the secret, and the sessions that have ended."""
 
     def __init__(self) -> None:
         self.value: bytes = b""
+        self.ended: set[str] = set()
         self.is_away = False
         self.asked = 0
 
@@ -30,7 +31,11 @@ class Keeper:
         await asyncio.sleep(0)
         if self.is_away:
             raise StoreDown("away")
-        if command == "SET" and not self.value:
+        if command == "EXISTS":
+            return int(key in self.ended)
+        if command == "SET" and arguments[1:2] == ("EX",):
+            self.ended.add(key)
+        elif command == "SET" and not self.value:
             assert arguments[1:] == ("NX",)
             self.value = arguments[0].encode()
         return self.value
@@ -68,6 +73,20 @@ async def test_a_session_ends_with_its_key_also_if_another_one_has_its_name() ->
     assert await is_logged_in(of(store), cookie)
     assert not await is_logged_in(of(store, "another"), cookie)
     assert not await is_logged_in(of(store, admin=False), cookie)
+
+
+async def test_who_logs_out_is_logged_out_at_all_gateways_and_nobody_else_is() -> None:
+    store = Keeper()
+    one, other = of(store), of(store)
+    cookie, another = await one.begin("secret-root"), await one.begin("secret-root")
+    assert cookie != another
+    await one.end(cookie)
+    assert not await is_logged_in(other, cookie)
+    assert await is_logged_in(other, another)
+    assert not any(cookie in key or cookie.rpartition(".")[2] in key for key in store.ended)
+    store.is_away = True
+    with pytest.raises(ApiError, match="away"):
+        await one.end(another)
 
 
 async def test_while_the_store_is_away_sessions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
