@@ -22,6 +22,7 @@ from gateway.access_log import check_target
 from gateway.app import App
 from gateway.http.protocol import Handler, HttpProtocol
 from gateway.logs import configure
+from gateway.request.memory import Storms, give_memory_back
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import Certificates, of_listener, towards_replicas
 from gateway.tracing.otel_variables import OtelVariables
@@ -38,6 +39,13 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
         self._app = app
+        self._storms = Storms()
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls it ten times a second, and stops if it is true."""
+        if self._storms.is_over(len(self.server_state.connections)):
+            asyncio.get_running_loop().run_in_executor(None, give_memory_back)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Replaces uvicorn's own, which raises the signal again after a clean stop: the exit code would say killed."""

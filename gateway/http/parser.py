@@ -69,6 +69,12 @@ class RequestParser:
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
+    def close(self) -> None:
+        """Nothing is parsed any more. Parser and connection hold each other: without this, only the garbage collector
+        would find them, long after a storm of connections."""
+        del self._parser, self._begin
+        self.receiving = None
+
     def end_of_piece(self, data: bytes, at: int) -> int:
         """How far to feed `data` from `at` on. The parser cannot be stopped, and it may read only one request.
 

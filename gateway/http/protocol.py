@@ -102,8 +102,10 @@ class HttpProtocol(asyncio.Protocol):
         self._be_deaf()
         for timer in self._timers.values():
             timer.cancel()
+        self._timers.clear()
         if self._answering is not None:
             self._give_up(self._answering)
+        self._parser.close()
 
     def pause_writing(self) -> None:
         self._is_full = True
