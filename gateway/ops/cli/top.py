@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +38,7 @@ def top(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     api_key: ApiKey = None,
 ) -> None:
-    """Show the cluster in a terminal, live, until Ctrl-C.
+    """Show the cluster in a terminal, live, until q or Ctrl-C.
 
     Replicas with their load and room, gateways, who waits, and the last decisions.
     Rates, failures (status 500 and more), the share of prompt tokens from caches and
@@ -62,14 +64,37 @@ def top(
         threading.Event().wait(3 * interval_s)
         Console(width=200, highlight=False).print(view(_seen(url, api_key), tally, sort, time.monotonic()))
         return
-    with suppress(KeyboardInterrupt), Live(view(seen, tally, sort, time.monotonic()), screen=True) as live:
-        while True:
-            threading.Event().wait(interval_s)
+    first = view(seen, tally, sort, time.monotonic())
+    with suppress(KeyboardInterrupt), _keys() as key_within, Live(first, screen=True) as live:
+        while key_within(interval_s) not in ("q", "Q"):
             try:
                 seen, tally.problem = _seen(url, api_key), ""
             except NoAnswer as error:
                 tally.problem = str(error)
             live.update(view(seen, tally, sort, time.monotonic()), refresh=True)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Gives a function that waits so many seconds for a key, and returns it; empty if none came. Keys count at once,
+    not only with the end of a line."""
+    if not sys.stdin.isatty():
+        yield _nothing_after
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield lambda seconds: sys.stdin.read(1) if select.select([sys.stdin], [], [], seconds)[0] else ""
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _nothing_after(seconds: float) -> str:
+    threading.Event().wait(seconds)
+    return ""
 
 
 def _read(url: str, api_key: str | None, tally: Tally) -> None:
