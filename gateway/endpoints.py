@@ -60,6 +60,8 @@ class Endpoint:
     """Fields with digests of media that the engine trusts: a client could read another one's cache with them."""
     takes_cache_salt: bool = True
     """Whether vLLM reads the field `cache_salt` on this path."""
+    lacks_cache_salt: bool = False
+    """Whether vLLM caches its prompts and cannot keep those of tenants apart."""
     returns_token_ids: bool = False
     """Whether vLLM accepts `return_token_ids` on this path."""
     takes_priority: bool = False
@@ -150,7 +152,7 @@ _RECORDS: Final = (
     Endpoint("/tokenize", "tokenize", computes_prompt=False, takes_cache_salt=False),
     Endpoint("/detokenize", computes_prompt=False, takes_cache_salt=False),
     Endpoint("/tokenizer_info", computes_prompt=False, takes_cache_salt=False),
-    Endpoint("/v2/embed", output_limits=(), takes_cache_salt=False),
+    Endpoint("/v2/embed", output_limits=(), takes_cache_salt=False, lacks_cache_salt=True),
     Endpoint("/classify", output_limits=()),
     Endpoint("/pooling", output_limits=()),
     Endpoint("/v1/chat/completions/batch", output_limits=_OF_CHAT),
@@ -171,7 +173,7 @@ _RECORDS: Final = (
         output_limits=("max_tokens",),
     ),
     Endpoint("/invocations"),
-    Endpoint("/cohere/v2/chat", takes_cache_salt=False),
+    Endpoint("/cohere/v2/chat", takes_cache_salt=False, lacks_cache_salt=True),
     Endpoint("/cohere/v2/chat/render", computes_prompt=False, takes_cache_salt=False),
     Endpoint("/v1/audio/speech", takes_cache_salt=False, refers_to=("voice", "audio/voices")),
     Endpoint("/v1/audio/voices", is_pure=False, takes_cache_salt=False, stores="audio/voices"),

@@ -36,7 +36,7 @@ class Guesses:
 
     def failed(self, address: str, code: str, now_s: float) -> None:
         """A login was refused."""
-        self._failed[address] = self._counted(address, now_s) + 1, now_s
+        self._failed[address] = min(self._counted(address, now_s) + 1, _AT_ONCE), now_s
         self._failed.move_to_end(address)
         if len(self._failed) > _MOST_ADDRESSES:
             self._failed.popitem(last=False)

@@ -123,8 +123,9 @@ def _add_login(app: FastAPI, sessions: Sessions, logins: FastCounter, form: str)
     async def login(request: Request) -> Response:
         address = request.client.host if request.client else ""
         try:
-            guesses.check(address, time.monotonic())
-            cookie = await sessions.begin(await _key_in(request))
+            key = await _key_in(request)
+            guesses.check(address, time.monotonic())  # behind the body, which many may hold back and send together
+            cookie = await sessions.begin(key)
         except ApiError as error:
             logins.inc(error.code)
             if error.code in _GUESSED:

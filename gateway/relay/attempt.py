@@ -440,8 +440,10 @@ async def _begun(answer: Answer, held: HeldBytes) -> bool:
 
 
 def _only_opens(event: bytes) -> bool:
-    if not may_open(event):
-        return not read_event(event).data  # a comment
+    if not may_open(event) and b"data" in event:
+        return False
+    if not read_event(event).data:  # a comment
+        return True
     return (document := event_data(event)) is not None and opens(document)
 
 

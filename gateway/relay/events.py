@@ -59,12 +59,14 @@ def event_data(event: bytes) -> dict[str, Any] | None:
 
 
 def kind_of(event: bytes) -> bytes:
-    """What an event is: its name; without one, the `type` in its data; else its data, if that is short (`[DONE]`)."""
+    """What an event is: `[DONE]`, if that is its data; its name; without one, the `type` in its data."""
     name, data = read_event(event)
-    if name:
+    if data.strip() == b"[DONE]":
+        return b"[DONE]"
+    if name not in (b"", b"message"):  # the standard's own name for an event without one
         return name
     if not data.startswith(b"{"):
-        return data.strip()[:64]
+        return b""
     document = event_data(event) if len(data) <= WINDOW_BYTES else None
     if document is not None:
         kind = document.get("type")
@@ -100,9 +102,11 @@ def with_data(event: bytes, document: dict[str, Any]) -> bytes:
 
 
 def split_events(data: bytes) -> list[bytes]:
-    """Complete events, each with its blank line."""
+    """Events, each with its blank line, which the last one may lack. Joined, they are the data."""
     if b"\r" not in data:
-        return [part + b"\n\n" for part in data.split(b"\n\n") if part]
+        *parts, rest = data.split(b"\n\n")
+        events = [part + b"\n\n" for part in parts]
+        return [*events, rest] if rest else events
     ends = [found.end() for found in _BLANK_LINE.finditer(data)]
     if not ends or ends[-1] < len(data):
         ends.append(len(data))

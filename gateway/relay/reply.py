@@ -56,14 +56,13 @@ _NOT_PASSED = frozenset(
         b"set-login",
         b"speculation-rules",
         b"strict-transport-security",
-        b"surrogate-control",
         b"x-lighttpd-send-file",
-        b"x-reproxy-url",
-        b"x-sendfile",
-        b"x-sendfile2",
     }
 )
-_NOT_PASSED_BEGINNINGS = (b"x-kvgate-", b"access-control-", b"x-ratelimit-", b"x-accel-", b"x-envoy-", b"proxy-")
+_NOT_PASSED_BEGINNINGS = (
+    *(b"x-kvgate-", b"access-control-", b"x-ratelimit-", b"x-accel-", b"x-envoy-", b"proxy-"),
+    *(b"x-sendfile", b"x-reproxy-", b"x-litespeed-", b"surrogate-", b"cdn-", b"edge-"),
+)
 """What the gateway says itself, and what nginx, Envoy and others obey."""
 _MAX_ID_CHARS = 128
 # Without these headers, nginx and other proxies collect tokens and deliver many at once.

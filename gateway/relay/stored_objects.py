@@ -27,6 +27,8 @@ _ONE: dict[Stored, str] = {
     "audio/voices": "voice",
 }
 _MAX_ID_CHARS = 256
+_SHARED: Stored = "audio/voices"
+"""Clients choose their names, and engines have some of their own."""
 
 
 class StoredObjects:
@@ -38,8 +40,9 @@ class StoredObjects:
 
     async def pin(self, job: Job) -> None:
         """Pins a request that names an object. Raises a 404 if its replica is gone, or if it is another tenant's. A
-        response that no gateway knows is a 404, too; any other object may be the engine's own, and is asked for by
-        load."""
+        response that no gateway knows is a 404, too, and so is any other object that a tenant's path names. Otherwise
+        it may be the engine's own, and is asked for by load. Raises a 403 for what concerns all tenants."""
+        _refuse_what_is_shared(job)
         if (named := object_in_path(job.path)) is not None:
             kind, object_id = named
             await self._pin(job, kind, object_id, f"{_ONE[kind]}_id")
@@ -53,10 +56,10 @@ class StoredObjects:
         try:
             for name, served in self._fleet.pools().items():
                 pool = self._store.pool(name)
-                found = await object_owners.find(pool, _name(job, kind, object_id), job.caller.tenant)
+                found = await object_owners.find(pool, _name(kind, object_id), job.caller.tenant)
                 if found is None:
                     continue
-                if not found.is_callers:
+                if not found.is_callers and kind != _SHARED:
                     break
                 record = pool.records.get(found.replica)
                 if record is None or record.incarnation != found.incarnation:
@@ -66,9 +69,12 @@ class StoredObjects:
                 job.aim(self._served_by(job, found.replica, served))
                 return
             else:
-                if kind != "responses":
+                is_own = job.caller.is_admin or kind == _SHARED or object_in_path(job.path) is None
+                if kind != "responses" and is_own:
                     return
         except StoreError:
+            if len(job.could_serve()) == 1 or (kind == _SHARED and object_in_path(job.path) is None):
+                return  # it goes to the only replica; and most voices are the engine's own
             message = f"A stored {one} cannot be found while the shared store is away. Retry shortly."
             raise ApiError(409, f"{one}_unreachable", message, param, {"retry-after": "1"}) from None
         raise ApiError(404, f"{one}_not_found", f"No {one} with this id is known here.", param)
@@ -97,7 +103,7 @@ class StoredObjects:
     def _remember(self, job: Job, ticket: Ticket, object_id: str) -> None:
         job.object_noted = True
         assert job.endpoint.stores is not None
-        name = _name(job, job.endpoint.stores, object_id)
+        name = _name(job.endpoint.stores, object_id)
         object_owners.remember(ticket.pool, name, ticket.replica, ticket.incarnation, job.caller.tenant)
 
 
@@ -111,8 +117,17 @@ def _id_in(document: dict[str, Any]) -> str:
     return ""
 
 
-def _name(job: Job, kind: Stored, object_id: str) -> str:
-    """Engines make up ids, but clients choose the names of voices: each tenant has its own."""
-    if kind == "responses":
-        return object_id
-    return f"{kind}/{job.caller.tenant or '-'}/{object_id}" if kind == "audio/voices" else f"{kind}/{object_id}"
+def _name(kind: Stored, object_id: str) -> str:
+    return object_id if kind == "responses" else f"{kind}/{object_id}"
+
+
+def _refuse_what_is_shared(job: Job) -> None:
+    """Raises a 403: engines know no tenants, so a list shows the objects of all, and a voice is everybody's."""
+    if job.caller.is_admin:
+        return
+    reads, stores = job.method in ("GET", "HEAD"), job.endpoint.stores
+    named = object_in_path(job.path)
+    if not reads and _SHARED in (stores, named[0] if named else None):
+        raise ApiError(403, "admin_key_required", "All tenants share the voices: only an admin's key may change them.")
+    if reads and stores is not None and stores != _SHARED:
+        raise ApiError(403, "admin_key_required", "This list has the objects of all tenants: it needs an admin's key.")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import ThreadingHTTPServer
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from bench.cluster import Cluster, SimReplica
 from bench.threaded_server import SilentHandler, in_thread
 from tests.api.conftest import GUARDED
 from tests.api.stage import Stage, bearer, error_of, running_gateway
+from tests.polling import wait_until
 
 CONTENT = bytes(range(256)) * 16
 REPLICAS = ("m0", "m1", "m2")
@@ -120,7 +122,7 @@ def test_what_a_body_names_decides_as_well(stage: Stage) -> None:
         batch = {"model": "m", "input_file_id": file["id"]}
         assert stage.post("/v1/batches", batch, gateway=1).json()["by"] == file["by"]
         voice = {"model": "m", "name": f"voice-{number}"}
-        kept_by = stage.post("/v1/audio/voices", voice).json()["by"]
+        kept_by = stage.post("/v1/audio/voices", voice, headers=bearer("root")).json()["by"]
         speech = {"model": "m", "input": "x", "voice": voice["name"]}
         assert stage.post("/v1/audio/speech", speech, gateway=1).json()["by"] == kept_by
         assert stage.get(f"/v1/audio/voices/{voice['name']}", gateway=1).json()["by"] == kept_by
@@ -132,13 +134,32 @@ def test_another_tenants_object_is_unknown(stage: Stage) -> None:
     refused = stage.get(f"/v1/videos/{made}", headers=bearer("bob"))
     assert (refused.status_code, error_of(refused)["code"]) == (404, "video_not_found")
     assert stage.get(f"/v1/videos/{made}", headers=bearer("anna")).is_success, "of the same tenant"
+    unknown = stage.get("/v1/videos/of_yesterday?model=m")
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "video_not_found"), "it may be another tenant's"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/files"), ("HEAD", "/v1/videos"), ("POST", "/v1/audio/voices"), ("DELETE", "/v1/audio/voices/a")],
+)
+def test_what_concerns_all_tenants_needs_an_admin(stage: Stage, method: str, path: str) -> None:
+    body = {"model": "m", "name": "a"} if method == "POST" else None
+    assert stage.send(method, path, json=body).status_code == 403
+    assert stage.send(method, path, json=body, headers=bearer("root")).status_code != 403
 
 
 def test_an_object_that_no_gateway_saw_made_is_asked_for_by_load(stage: Stage) -> None:
-    answer = stage.get("/v1/videos/of_yesterday?model=m")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "unknown here")
-    nameless = stage.get("/v1/videos/of_yesterday")
-    assert (nameless.status_code, nameless.json()["error"]["message"]) == (404, "unknown here")
+    for path in ("/v1/videos/of_yesterday?model=m", "/v1/videos/of_yesterday"):
+        answer = stage.get(path, headers=bearer("root"))
+        assert (answer.status_code, answer.json()["error"]["message"]) == (404, "unknown here")
+
+
+def test_without_the_store_a_voice_of_the_engine_is_heard(stage: Stage, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, "redis://127.0.0.1:1", stage.sims, {}, wait=False) as url:
+        speech = {"model": "m", "input": "x", "voice": "alloy"}
+        wait_until(lambda: stage.http.post(f"{url}/v1/audio/speech", json=speech).is_success)
+        lost = stage.http.get(f"{url}/v1/videos/any", params={"model": "m"})
+        assert (lost.status_code, error_of(lost)["code"]) == (409, "video_unreachable")
 
 
 def test_a_file_comes_in_parts_and_its_length_is_told_before(stage: Stage) -> None:

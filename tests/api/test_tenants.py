@@ -174,3 +174,9 @@ def test_every_path_and_medium_is_held_to_the_allowed_hosts(guarded: Stage, path
     assert answer.status_code == 400
     assert error_of(answer)["code"] == "image_host_not_allowed"
     assert guarded.requests_seen() == seen
+
+
+@pytest.mark.parametrize("path", ["/v2/embed", "/cohere/v2/chat"])
+def test_where_the_engine_cannot_keep_tenants_apart_they_are_refused(guarded: Stage, path: str) -> None:
+    refused = guarded.post(path, {"model": "sim", "messages": user("x"), "texts": ["x"]}, headers=bearer("alice"))
+    assert (refused.status_code, error_of(refused)["code"]) == (403, "cache_not_isolated")

@@ -16,7 +16,7 @@ import orjson
 from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError, bad_field
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, read_prompt
-from gateway.request.reading.edit import Edit, edited, edits_of
+from gateway.request.reading.edit import Edit, edited, edits_of, steps_of
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
 from gateway.request.reading.output import output_of, prompts_of, runs_tools
@@ -110,6 +110,8 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     endpoint = endpoint_of(path)
     model, salt = _model(document), _salt(document) if endpoint.takes_cache_salt else None
     scope, *other_scopes = resolve_scopes(path, model, salt)
+    if endpoint.lacks_cache_salt and scope.cache_salt is not None:
+        raise no_isolation(path)
     added, strip_usage = usage_request(endpoint, document)
     if endpoint.takes_cache_salt and scope.cache_salt is not None and scope.cache_salt != salt:
         added["cache_salt"] = scope.cache_salt
@@ -132,7 +134,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     inner: dict[str | int, Edit] = {}
     if sampling is not document:
         inner[endpoint.sampling_field] = Edit(cut={*_TRUSTED_SAMPLING})
-    parsed.body = upstream_body(body, document, rules.removed, added, changed_parts, inner)
+    parsed.body = upstream_body(body, document, rules.removed, added, changed_parts, inner, steps)
     return parsed
 
 
@@ -187,10 +189,13 @@ def upstream_body(
     added: dict[str, Any],
     changed_parts: Sequence[dict[str, Any]] = (),
     inner: Mapping[str | int, Edit] | None = None,
+    steps: Steps | None = None,
 ) -> bytes | None:
     """The body for the replica, with `added`, without `removed`, with the uuids that these parts have now, and with the
-    `inner` edits of its fields. None if the client's body needs no change."""
+    `inner` edits of its fields. None if the client's body needs no change. Raises TooManySteps."""
     if changed_parts or inner or not document.keys().isdisjoint(removed) or not document.keys().isdisjoint(added):
+        if steps is not None:
+            steps.take(steps_of(body))
         edit = edits_of(document, changed_parts, "uuid")
         edit.cut.update(removed)
         edit.added.update(added)
@@ -225,6 +230,11 @@ def is_true(value: Any) -> bool:
     if isinstance(value, str):
         return value.lower() in _TRUE_WORDS
     return isinstance(value, int | float) and value == 1
+
+
+def no_isolation(path: str) -> ApiError:
+    message = f"{path} has no cache_salt, so tenants would share one cache of prompts (security.share_cache)."
+    return ApiError(403, "cache_not_isolated", message)
 
 
 def _sampling(endpoint: Endpoint, document: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -17,7 +17,9 @@ Text = bytes | bytearray | memoryview
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^,\]} \t\r\n]*")
 _STRUCTURE = re.compile(rb'["{}\[\]]')
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+"""It never goes back, so it keeps no marks to go back to."""
+_TOKENS_PER_STEP = 16
 _QUOTE, _BACKSLASH, _OPEN_OBJECT, _COMMA = b'"\\{,'
 
 
@@ -33,6 +35,17 @@ class Edit:
     """Changes within a member or element. Of several members with such a key the last one counts: the others are left
     out."""
 
+    def at(self, place: _Place | None) -> Edit:
+        """The changes at a place within it."""
+        return self if place is None else self.at(place.holder).inner.setdefault(place.step, Edit())
+
+
+class _Place(NamedTuple):
+    """A member or an element of the value at another place."""
+
+    holder: _Place | None
+    step: str | int
+
 
 def edited(text: bytes | bytearray, edit: Edit) -> bytes:
     """The text of a JSON object with these changes."""
@@ -43,27 +56,33 @@ def edited(text: bytes | bytearray, edit: Edit) -> bytes:
 
 def edits_of(document: dict[str, Any], parts: Iterable[dict[str, Any]], name: str) -> Edit:
     """The changes that give each of these parts, somewhere in a document, the field `name` that it has now, or none."""
-    changed = {id(part): part for part in parts}
+    missing = {id(part) for part in parts}
     top = Edit()
-    waiting: list[tuple[Any, tuple[str | int, ...]]] = [(document, ())] if changed else []
-    while waiting:
-        value, path = waiting.pop()
-        if id(value) in changed:
-            edit = top
-            for step in path:
-                edit = edit.inner.setdefault(step, Edit())
+    waiting: list[tuple[Any, _Place | None]] = [(document, None)]
+    while waiting and missing:
+        value, place = waiting.pop()
+        if id(value) in missing:
+            missing.discard(id(value))
+            edit = top.at(place)
             edit.cut.add(name)
             if name in value:
                 edit.added[name] = value[name]
         members = value.items() if isinstance(value, dict) else enumerate(value)
-        waiting += [(inner, (*path, step)) for step, inner in members if isinstance(inner, dict | list)]
+        waiting += [(inner, _Place(place, step)) for step, inner in members if isinstance(inner, dict | list)]
     return top
+
+
+def steps_of(text: bytes | bytearray) -> int:
+    """How much work an edit of this text may be, in steps."""
+    return (text.count(b",") + text.count(b"[") + text.count(b"{")) // _TOKENS_PER_STEP
 
 
 def _container(text: bytes | bytearray, view: memoryview, start: int, edit: Edit) -> tuple[list[Text], int]:
     """The pieces of the object or list that begins here, and where it ends."""
     is_object, replaced = text[start] == _OPEN_OBJECT, edit.cut | edit.added.keys()
-    kept: list[tuple[str | int, list[Text]]] = []
+    kept: list[list[Text]] = []
+    edited_at: dict[str | int, int] = {}
+    """Where in `kept` a member is whose content changes."""
     at, index = _space(text, start + 1), 0
     while text[at] not in b"}]":
         begin, key = at, index
@@ -75,15 +94,17 @@ def _container(text: bytes | bytearray, view: memoryview, start: int, edit: Edit
         else:
             end = _value_end(text, at)
             pieces = [view[begin:end]]
-        if inner is not None and is_object:
-            kept = [one for one in kept if one[0] != name]
         if name not in replaced:
-            kept.append((name, pieces))
+            if inner is not None:
+                if (earlier := edited_at.get(name)) is not None:
+                    kept[earlier] = []
+                edited_at[name] = len(kept)
+            kept.append(pieces)
         at, index = _space(text, end), index + 1
         if text[at] == _COMMA:
             at = _space(text, at + 1)
     joined: list[Text] = []
-    for _, pieces in kept:
+    for pieces in filter(None, kept):
         joined += (b",", *pieces)
     if edit.added:
         joined += (b",", orjson.dumps(edit.added)[1:-1])

@@ -7,7 +7,6 @@ each form written anew: the parts with their contents, and each part's name in i
 
 from __future__ import annotations
 
-import codecs
 import logging
 import re
 from collections.abc import Collection
@@ -23,8 +22,10 @@ from gateway.errors import ApiError, bad_field
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-_CHARSETS: Final = ("utf-8", "ascii", "iso8859-1")
+_CHARSETS: Final = {b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1", b"latin1"}
 """In these, ASCII text has one spelling: a name that the engine trusts cannot hide in another one."""
+_MAX_PARAMETERS: Final = 16
+"""A header with more takes long to read."""
 _CONTROLS: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_A_NAME: Final = re.compile(rb'["\\%]')
@@ -54,13 +55,13 @@ def read_form(content_type: str, body: bytes | bytearray, removed: Collection[st
     """
     boundary, charset = _boundary_and_charset(content_type)
     parts = _Parts(removed, max_parts)
-    parser = MultipartParser(boundary, parts.callbacks())
     view = memoryview(body)
     try:
+        parser = MultipartParser(boundary, parts.callbacks())
         for start in range(0, len(body), _SLICE_BYTES):
             parser.write(bytes(view[start : start + _SLICE_BYTES]))
     except FormParserError:
-        raise _unreadable("a part of this form has a head that cannot be read.") from None
+        raise _unreadable("its boundary or the head of a part cannot be read.") from None
     if not parts.has_ended:
         raise _unreadable("does not begin and end with the form's boundary.")
     model = parts.model.decode("utf-8", "replace") if parts.model is not None else None
@@ -70,19 +71,15 @@ def read_form(content_type: str, body: bytes | bytearray, removed: Collection[st
 
 def _boundary_and_charset(content_type: str) -> tuple[bytes, str]:
     """The boundary, and the parameter for the charset if there is one."""
-    _, options = parse_options_header(content_type)
+    _, options = parse_options_header(content_type if content_type.count(";") <= _MAX_PARAMETERS else "")
     if not options.get(b"boundary"):
         raise bad_field("content-type", "must be multipart/form-data with a boundary.", "invalid_form")
     named = options.get(b"charset")
     if named is None:
         return options[b"boundary"], ""
-    try:
-        charset = codecs.lookup(named.decode("latin-1")).name
-    except LookupError:
-        charset = ""
-    if charset not in _CHARSETS:
+    if named.lower() not in _CHARSETS:
         raise bad_field("content-type", "charset: must be utf-8, us-ascii or iso-8859-1.", "invalid_form")
-    return options[b"boundary"], f"; charset={charset}"
+    return options[b"boundary"], f"; charset={named.decode()}"
 
 
 class _Part(NamedTuple):
@@ -152,7 +149,7 @@ class _Parts:
                 disposition = header[1]  # the last one, as for the engine
             else:
                 others += b"%b: %b\r\n" % header
-        _, options = parse_options_header(disposition)
+        _, options = parse_options_header(disposition if disposition.count(b";") <= _MAX_PARAMETERS else b"")
         name = options.get(b"name")
         if name is None or _NOT_IN_A_NAME.search(name) is not None:
             raise _unreadable('a part of this form has no name, or one with ", \\ or % in it.')

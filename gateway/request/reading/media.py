@@ -3,13 +3,18 @@ not allowed."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from gateway.prompt import PromptLimits, Steps
-from gateway.prompt.images import media_url_digest
+from gateway.prompt.images import identify_image, media_url_digest
 
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
 _URL_LISTS: Final = frozenset({"images", "audio", "videos"})  # of /v1/systemone
+_SCHEME_CHARS: Final = 32
+_NAMES_A_PLACE: Final = re.compile(r"//|file:", re.IGNORECASE)
+"""In the beginning of a URL. Readers skip spaces before a scheme, and tabs within it."""
+_CHARS_PER_STEP: Final = 65_536
 _VALUES_PER_STEP: Final = 32
 """One step covers this many values, because values that are neither lists nor objects are only skipped."""
 
@@ -38,5 +43,14 @@ def _check_urls(part: dict[str, Any], limits: PromptLimits, steps: Steps) -> Non
         urls += [(name, url) for url in part[name]] if isinstance(part[name], list) else []
     steps.take(len(urls))
     for name, url in urls:
-        if isinstance(url, str) and url[:4].lower() in ("http", "file"):
+        if not isinstance(url, str):
+            continue
+        if url[:11].lower() == "data:image/":
+            steps.take(len(url) // _CHARS_PER_STEP)
+            identify_image(url, name, limits)
+        elif _NAMES_A_PLACE.search(url, 0, _SCHEME_CHARS) and (limits.image_hosts or _names_a_file(url)):
             media_url_digest(url, name, limits)
+
+
+def _names_a_file(url: str) -> bool:
+    return "file" in url[:_SCHEME_CHARS].lower()

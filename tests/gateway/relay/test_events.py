@@ -79,7 +79,7 @@ def test_each_client_reads_the_same_events_whatever_ends_their_lines_and_whereve
     whole = [one for one in client_reads(stream) if one.data]
     assert read[: len(whole)] == whole
     assert len(read) <= len(whole) + 1, "the last event may lack its blank line"
-    assert relay.saw_end == any(not one.name and one.data.strip() == b"[DONE]" for one in read)
+    assert relay.saw_end == any(one.data.strip() == b"[DONE]" for one in read)
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
@@ -89,6 +89,9 @@ def test_each_client_reads_the_same_events_whatever_ends_their_lines_and_whereve
         (CHAT, [b"data:[DONE]"]),
         (CHAT, [b": a comment", b"id: 9", b"data: [DONE]"]),
         (CHAT, [b"data: [DONE] "]),
+        (CHAT, [b"event: message", b"data: [DONE]"]),
+        (CHAT, [b"event: done", b"data: [DONE]"]),
+        (MESSAGES, [b"event: message", b'data: {"type":"message_stop"}']),
         (MESSAGES, [b"event:message_stop", b"data:{}"]),
         (MESSAGES, [b'data: {"type": "message_stop"}']),
         (MESSAGES, [b'data: {"type": "message_stop"}', b"event: message_stop", b"retry: 1"]),
@@ -124,6 +127,11 @@ def test_an_engine_that_did_not_finish_is_understood_in_any_spelling(
     relay = EventRelay(False, of.ends, ending_words=of.ending_words)
     assert relay.feed(b"".join(line + end for line in [*lines, b""])) == b""
     assert relay.unfinished
+
+
+@pytest.mark.parametrize("data", [b"\n\ndata: 1\n\n\n\ndata: 2\n\n", b"data: 1\n\ndata: 2", b"", b"\n\n", b"a"])
+def test_events_joined_are_the_data(data: bytes) -> None:
+    assert b"".join(split_events(data)) == data
 
 
 def test_usage_nested_in_a_response_or_a_message_is_found() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request.reading.edit import Edit, edited, edits_of
+from gateway.request.reading.edit import Edit, edited, edits_of, steps_of
 
 SPACES = st.sampled_from(["", " ", "\n\t", "  "])
 KEYS = st.sampled_from(["a", "uuid", "b", "session_id", "é"])
@@ -90,6 +91,21 @@ def test_an_earlier_duplicate_of_what_is_changed_is_left_out() -> None:
     document = json.loads(text)
     del document["m"][0]["uuid"]
     assert edited(text, edits_of(document, document["m"], "uuid")) == b'{"a":1,"m":[{}]}'
+
+
+def test_many_duplicates_of_what_is_changed_take_no_square_of_their_number() -> None:
+    """With the square, this takes longer than a test may."""
+    duplicates = b'{"":0,' + b'"s":{},' * 200_000 + b'"s":{"a":1}}'
+    assert edited(duplicates, Edit(inner={"s": Edit(cut={"a"})})) == b'{"":0,"s":{}}'
+    assert steps_of(duplicates) > 10_000
+
+
+def test_a_long_string_of_escapes_takes_no_memory_of_its_own() -> None:
+    text = b'{"p":"' + b"a\\n" * 2**20 + b'\\"","session_id":1}'
+    tracemalloc.start()
+    assert edited(text, Edit(cut={"session_id"})) == text[: -len(b',"session_id":1}')] + b"}"
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    tracemalloc.stop()
 
 
 def test_an_empty_object_gets_its_first_member() -> None:

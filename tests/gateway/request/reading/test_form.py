@@ -120,6 +120,19 @@ def test_a_boundary_in_the_middle_of_a_line_is_content() -> None:
     assert fields(read(part("file", inner))) == [("file", None, inner)]
 
 
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/form-data; boundary=" + "b" * 257,
+        "multipart/form-data; boundary=x" + "; a=1" * 50,
+        "multipart/form-data; boundary=x; charset=" + "y" * 5000,
+        "multipart/form-data; boundary=",
+    ],
+)
+def test_a_content_type_that_is_no_plain_one_is_refused(content_type: str) -> None:
+    assert refusal(part("a", b"1") + b"--x--\r\n", content_type=content_type).status == 400
+
+
 @pytest.mark.parametrize("charset", ["utf-7", "utf-16", "cp037", "nonesuch"])
 def test_a_charset_in_which_names_have_other_spellings_is_refused(charset: str) -> None:
     refused = refusal(part("+AHM-ession_id", b"1") + b"--x--\r\n", content_type=f"{TYPE}; charset={charset}")
