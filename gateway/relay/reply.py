@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 import orjson
 
@@ -228,8 +229,10 @@ def request_id(headers: Mapping[str, str]) -> str:
 
 def passed_headers(answer: Answer) -> RawHeaders:
     """The headers of a replica's answer that the client gets."""
-    return [
-        header
-        for header in answer.headers
-        if header[0] not in _NOT_PASSED and not header[0].startswith(_NOT_PASSED_BEGINNINGS)
-    ]
+    return [header for header in answer.headers if _is_passed(header[0])]
+
+
+@lru_cache(maxsize=1024)
+def _is_passed(name: bytes) -> bool:
+    """Replicas have the same few headers in all of their answers."""
+    return name not in _NOT_PASSED and not name.startswith(_NOT_PASSED_BEGINNINGS)

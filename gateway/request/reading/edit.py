@@ -19,7 +19,7 @@ _SCALAR = re.compile(rb"[^,\]} \t\r\n]*")
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 """It never goes back, so it keeps no marks to go back to."""
-_TOKENS_PER_STEP = 16
+_TOKENS_PER_STEP = 8
 _QUOTE, _BACKSLASH, _OPEN_OBJECT, _COMMA = b'"\\{,'
 
 
