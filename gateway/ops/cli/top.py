@@ -65,7 +65,7 @@ def top(
         Console(width=200, highlight=False).print(view(_seen(url, api_key), tally, sort, time.monotonic()))
         return
     first = view(seen, tally, sort, time.monotonic())
-    with suppress(KeyboardInterrupt), _keys() as key_within, Live(first, screen=True) as live:
+    with suppress(KeyboardInterrupt), _keys() as key_within, Live(first, screen=True, auto_refresh=False) as live:
         while key_within(interval_s) not in ("q", "Q"):
             try:
                 seen, tally.problem = _seen(url, api_key), ""
