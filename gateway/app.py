@@ -73,8 +73,7 @@ class Gateway:
         self.settings, self.certificates = settings, certificates
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
-        self.metrics = Metrics()
-        self.tasks = Tasks()
+        self.metrics, self.tasks = Metrics(), Tasks()
 
         # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
