@@ -122,16 +122,17 @@ class Claims:
         for replica, keys in lost_holds:
             self.hold(replica, keys)
         for claim in lost_claims:
-            owners = self._read("HGETALL", self._keys.own(claim[1][-1]))
+            _, keys = claim
+            owners = self._read("HGETALL", self._keys.own(keys[-1]))
             owners.add_done_callback(partial(self._withdraw_lost, claim))
 
     def _withdraw_lost(self, claim: _Claim, owners: asyncio.Future[Any]) -> None:
         if not has_result(owners):
             self._lost_claims.append(claim)
             return
-        flat = owners.result()
+        flat, (reservation, _) = owners.result(), claim
         for replica, record in zip(flat[::2], flat[1::2], strict=True):
-            if readable(record).endswith(f" {claim[0]}"):
+            if readable(record).endswith(f" {reservation}"):
                 self._withdraw(readable(replica), claim)
 
     def withdraw_unconfirmed(self, state: PoolState) -> None:
@@ -143,7 +144,8 @@ class Claims:
         while self._unconfirmed and self._unconfirmed[0][0] <= now_s:
             _, replica, claim = self._unconfirmed.popleft()
             if state.is_told(replica):
-                tip = self._read("HGET", self._keys.own(claim[1][-1]), replica)
+                _, keys = claim
+                tip = self._read("HGET", self._keys.own(keys[-1]), replica)
                 tip.add_done_callback(partial(self._withdraw_unless_resident, replica, claim))
 
     def _withdraw_unless_resident(self, replica: str, claim: _Claim, tip: asyncio.Future[Any]) -> None:
@@ -151,8 +153,8 @@ class Claims:
         if not has_result(tip):
             self._lost_claims.append(claim)
             return
-        fields = readable(tip.result()).split(" ") if tip.result() else []
-        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [claim[0]]):
+        fields, (reservation, _) = readable(tip.result()).split(" ") if tip.result() else [], claim
+        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [reservation]):
             self._withdraw(replica, claim)
 
 

@@ -131,17 +131,15 @@ class Status:
         metrics.in_flight.set(self._admission.requests.taken)
         metrics.uploads.set(self._admission.uploads.taken)
         metrics.held_bytes.set(self._admission.held_bytes.taken)
+        pools = [self._store.pool(name) for name in self._store.pool_names()]
         for key in KEYS:
-            pools = [self._store.pool(name) for name in self._store.pool_names()]
             metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
         metrics.chores_lag_s.clear()
-        for name in self._store.pool_names():
-            waiting = self._store.pool(name)
-            metrics.queue_waiting.labels(name).set(waiting.waiting + waiting.held.requests)
-        for name in self._store.pool_names():
-            metrics.misplaced_replicas.inc(name, by=self._store.pool(name).subsets.take_misplaced())
-            if (lag_s := self._store.pool(name).chores_lag_s) is not None:
-                metrics.chores_lag_s.labels(name).set(lag_s)
+        for each in pools:
+            metrics.queue_waiting.labels(each.name).set(each.waiting + each.held.requests)
+            metrics.misplaced_replicas.inc(each.name, by=each.subsets.take_misplaced())
+            if each.chores_lag_s is not None:
+                metrics.chores_lag_s.labels(each.name).set(each.chores_lag_s)
         states = model_states(self._fleet)
         metrics.models_down.set(len(states.down))
         metrics.models_in_several_pools.set(len(states.in_several_pools))
@@ -149,7 +147,6 @@ class Status:
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.per_replica:
             gauge.clear()  # replicas that were removed, or tell nothing any more, must not keep old values
-        pools = [self._store.pool(name) for name in self._store.pool_names()]
         metrics.keep({*self._fleet.members, *(replica for pool in pools for replica in pool.records)})
         taken = self._fleet.taken_ids()
         for member in self._fleet.targets:

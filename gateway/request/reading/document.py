@@ -111,7 +111,8 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     model, salt = _model(document), _salt(document) if endpoint.takes_cache_salt else None
     scope, *other_scopes = resolve_scopes(path, model, salt)
     if endpoint.lacks_cache_salt and scope.cache_salt is not None:
-        raise no_isolation(path)
+        message = f"{path} has no cache_salt, so tenants would share one cache of prompts (security.share_cache)."
+        raise ApiError(403, "cache_not_isolated", message)
     added, strip_usage = usage_request(endpoint, document)
     if endpoint.takes_cache_salt and scope.cache_salt is not None and scope.cache_salt != salt:
         added["cache_salt"] = scope.cache_salt
@@ -230,11 +231,6 @@ def is_true(value: Any) -> bool:
     if isinstance(value, str):
         return value.lower() in _TRUE_WORDS
     return isinstance(value, int | float) and value == 1
-
-
-def no_isolation(path: str) -> ApiError:
-    message = f"{path} has no cache_salt, so tenants would share one cache of prompts (security.share_cache)."
-    return ApiError(403, "cache_not_isolated", message)
 
 
 def _sampling(endpoint: Endpoint, document: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.endpoints import endpoint_of
+from gateway.endpoints import Endpoint, endpoint_of
 from gateway.relay.events import Event, event_data, kind_of, read_event, split_events, with_data
 from gateway.relay.sse import EventRelay
 
@@ -100,11 +100,10 @@ def test_each_client_reads_the_same_events_whatever_ends_their_lines_and_whereve
         (RESPONSES, [b'data: {"type":"response.completed","response":{"text":"%b"}}' % (b"x" * 300_000)]),
     ],
 )
-def test_an_end_in_any_spelling_is_an_end(endpoint: object, lines: list[bytes], end: bytes) -> None:
-    of = endpoint_of(endpoint.path)  # type: ignore[attr-defined]
+def test_an_end_in_any_spelling_is_an_end(endpoint: Endpoint, lines: list[bytes], end: bytes) -> None:
     stream = b"\xef\xbb\xbf" + b"".join(line + end for line in [b": hello", b"", *lines, b""])
     for at in (0, 3, len(stream) // 2, len(stream) - 1):
-        relay = EventRelay(False, of.ends, ending_words=of.ending_words)
+        relay = EventRelay(False, endpoint.ends, ending_words=endpoint.ending_words)
         assert relay.feed(stream[:at]) + relay.feed(stream[at:]) + relay.finish() == stream
         assert relay.why_incomplete == ""
 
@@ -121,10 +120,9 @@ def test_an_end_in_any_spelling_is_an_end(endpoint: object, lines: list[bytes], 
     ],
 )
 def test_an_engine_that_did_not_finish_is_understood_in_any_spelling(
-    endpoint: object, lines: list[bytes], end: bytes
+    endpoint: Endpoint, lines: list[bytes], end: bytes
 ) -> None:
-    of = endpoint_of(endpoint.path)  # type: ignore[attr-defined]
-    relay = EventRelay(False, of.ends, ending_words=of.ending_words)
+    relay = EventRelay(False, endpoint.ends, ending_words=endpoint.ending_words)
     assert relay.feed(b"".join(line + end for line in [*lines, b""])) == b""
     assert relay.unfinished
 
