@@ -73,7 +73,8 @@ class StoredObjects:
                 if kind != "responses" and is_own:
                     return
         except StoreError:
-            if len(job.could_serve()) == 1 or (kind == _SHARED and object_in_path(job.path) is None):
+            has_no_choice = job.caller.is_admin and len(job.could_serve()) == 1
+            if has_no_choice or (kind == _SHARED and object_in_path(job.path) is None):
                 return  # it goes to the only replica; and most voices are the engine's own
             message = f"A stored {one} cannot be found while the shared store is away. Retry shortly."
             raise ApiError(409, f"{one}_unreachable", message, param, {"retry-after": "1"}) from None

@@ -162,6 +162,16 @@ def test_without_the_store_a_voice_of_the_engine_is_heard(stage: Stage, tmp_path
         assert (lost.status_code, error_of(lost)["code"]) == (409, "video_unreachable")
 
 
+def test_without_the_store_nobody_gets_what_may_be_another_tenants(stage: Stage, tmp_path: Path) -> None:
+    config = {"security": GUARDED["security"]}
+    with running_gateway(tmp_path, "redis://127.0.0.1:1", stage.sims[:1], config, wait=False) as url:
+        wait_until(lambda: stage.http.get(f"{url}/v1/models", headers=bearer("bob")).json()["data"])
+        refused = stage.http.get(f"{url}/v1/videos/any", params={"model": "m"}, headers=bearer("bob"))
+        assert (refused.status_code, error_of(refused)["code"]) == (409, "video_unreachable")
+        asked = stage.http.get(f"{url}/v1/videos/any", params={"model": "m"}, headers=bearer("root"))
+        assert asked.json()["error"]["message"] == "unknown here", "the only replica was asked for an admin"
+
+
 def test_a_file_comes_in_parts_and_its_length_is_told_before(stage: Stage) -> None:
     made = stage.post("/v1/videos", {"model": "m"}).json()["id"]
     part = stage.get(f"/v1/videos/{made}/content", headers={**stage.headers, "range": "bytes=10-99"})
