@@ -128,7 +128,7 @@ class Gateway:
         if not settings.console.enabled:
             return control
         sessions = Sessions(keyring, self.store, settings.redis.namespace)
-        findings = Findings(settings, self.fleet, self.tasks)
+        findings = Findings(settings, self.certificates.shown, self.fleet, self.status, self.tasks)
         shown = ClusterView(self.status, operations, self.store), decisions, Prefixes(self.store), findings, explained
         add_console(control, sessions, *shown, self.metrics.logins, lambda: self.status.is_draining)
         self.history = History(self.store, self.metrics.first_tokens, settings.queue.prefill_tokens_per_s)

@@ -1,7 +1,8 @@
 """What the doctor finds, for the pages of one gateway. It looks in the background, once a minute while a page is open.
 
 It looks as `kvgate doctor` does. But it does not ask other gateways, whose addresses it does not know, nor replicas
-that only Redis names. In a large fleet it asks no replica: each costs some milliseconds, and requests would wait.
+that only Redis names. In a large fleet it asks no replica: each costs some milliseconds, and requests would wait. The
+page says what was not checked.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 import orjson
 
 from coordinator.finding import Finding
+from gateway.control.status import Status
+from gateway.doctor.ask import gateway_evidence
 from gateway.doctor.examine import examine
 from gateway.doctor.gather import Targets, gather
 from gateway.replicas.fleet import Fleet
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
 from gateway.tasks import Tasks
+from gateway.tls import Certificate
 
 EVERY_S = 60.0
 _MOST_ASKED = 64
@@ -28,8 +32,11 @@ _MOST_SHOWN = 100
 class Findings:
     """Looks at the cluster with the doctor's eyes."""
 
-    def __init__(self, settings: GatewaySettings, fleet: Fleet, tasks: Tasks) -> None:
-        self._settings, self._fleet, self._tasks = settings, fleet, tasks
+    def __init__(
+        self, settings: GatewaySettings, shown: Certificate | None, fleet: Fleet, status: Status, tasks: Tasks
+    ) -> None:
+        """`shown`: the certificate that replicas see of this gateway."""
+        self._settings, self._shown, self._fleet, self._status, self._tasks = settings, shown, fleet, status, tasks
         self._told = b""
         self._looked_s = float("-inf")
         self._looking: asyncio.Task[Any] | None = None
@@ -55,6 +62,9 @@ class Findings:
                 "time_ms": int(time.time() * 1000),
                 "findings": [_told(finding) for finding in diagnosis.findings[:_MOST_SHOWN]],
                 "more": max(0, len(diagnosis.findings) - _MOST_SHOWN),
+                "unchecked": list(dict.fromkeys(f"{one.subject}: {one.what}" for one in diagnosis.unchecked))[
+                    :_MOST_SHOWN
+                ],
                 "looked_at": diagnosis.looked_at,
             }
         )
@@ -63,13 +73,16 @@ class Findings:
         settings, members = self._settings, self._fleet.targets
         asked = [ReplicaSettings(id=each.id, url=each.url, dp_rank=each.dp_rank) for each in members]
         key = settings.security.replica_api_key
+        _, ready = self._status.readiness()
         return Targets(
             redis_url=settings.redis.url,
             namespace=settings.redis.namespace,
+            itself=gateway_evidence("", ready, self._status.about),
             replicas=tuple(asked) if len(asked) <= _MOST_ASKED else (),
             discovers=settings.discovery != DiscoverySettings(),
             asks_registered=False,
             replica_key=key.get_secret_value() if key else None,
+            replica_certificate=self._shown,
             settings=settings,
         )
 

@@ -117,29 +117,35 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
         (_, ready), (_, about) = await asyncio.gather(
             *(_json(http, "GET", f"{url}{path}", timeout_s) for path in ("/ready", "/version"))
         )
-        return GatewayEvidence(
-            url=url,
-            id=str(ready["gateway"]),
-            version=str(about["version"]),
-            settings={str(section): str(digest) for section, digest in about.get("settings", {}).items()},
-            is_ready=bool(ready["ready"]),
-            reasons=tuple(map(str, ready["reasons"])),
-            store_problem=str(ready.get("store_problem") or ""),
-            store_warnings=_warnings(ready),
-            taken_ids={str(replica): str(said) for replica, said in ready.get("taken_ids", {}).items()},
-            replicas=frozenset(map(str, ready["replicas"])),
-            exact=frozenset(map(str, ready["exact"])),
-            pools=tuple(map(str, ready.get("pools", ()))),
-            models_down=tuple(map(str, ready.get("models_down", ()))),
-            several_pools={
-                str(name): tuple(map(str, pools)) for name, pools in ready.get("models_in_several_pools", {}).items()
-            },
-            **_python(about),
-        )
+        return gateway_evidence(url, ready, about)
     except NotAnswered as error:
         return GatewayEvidence(url=url, problem=str(error))
     except (LookupError, TypeError, AttributeError):
         return GatewayEvidence(url=url, problem=f"{url}/ready does not answer as a gateway does")
+
+
+def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> GatewayEvidence:
+    """What a gateway's /ready and /version say. Raises LookupError, TypeError or AttributeError if no gateway says
+    that."""
+    return GatewayEvidence(
+        url=url,
+        id=str(ready["gateway"]),
+        version=str(about["version"]),
+        settings={str(section): str(digest) for section, digest in about.get("settings", {}).items()},
+        is_ready=bool(ready["ready"]),
+        reasons=tuple(map(str, ready["reasons"])),
+        store_problem=str(ready.get("store_problem") or ""),
+        store_warnings=_warnings(ready),
+        taken_ids={str(replica): str(said) for replica, said in ready.get("taken_ids", {}).items()},
+        replicas=frozenset(map(str, ready["replicas"])),
+        exact=frozenset(map(str, ready["exact"])),
+        pools=tuple(map(str, ready.get("pools", ()))),
+        models_down=tuple(map(str, ready.get("models_down", ()))),
+        several_pools={
+            str(name): tuple(map(str, pools)) for name, pools in ready.get("models_in_several_pools", {}).items()
+        },
+        **_python(about),
+    )
 
 
 def _python(about: dict[str, Any]) -> dict[str, Any]:

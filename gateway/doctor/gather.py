@@ -33,6 +33,8 @@ class Targets:
     redis_url: str
     namespace: str = ""
     gateways: tuple[str, ...] = ()
+    itself: GatewayEvidence | None = None
+    """The gateway that looks, if one does: it need not be asked."""
     replicas: tuple[ReplicaSettings, ...] | None = None
     """The configured replicas. None if no configuration is known: then only those in Redis are asked."""
     discovers: bool = False
@@ -75,6 +77,7 @@ async def gather(targets: Targets) -> Evidence:
             )
             replicas += others
             gateways = await with_keys(http, gateways, _model(replicas), targets.api_key, timeout_s)
+            gateways = gateways if targets.itself is None else (targets.itself, *gateways)
     finally:
         await upstream.close()
         if isinstance(survey, Survey):

@@ -18,9 +18,11 @@ from typing import Any
 import httpx
 import pytest
 import redis.asyncio as redis
+from redis import Redis as SyncRedis
 
 from bench.cluster import Cluster, SimReplica, running_cluster, running_gateways
 from gateway.doctor.event_endpoints import outward_address
+from gateway.ops.cli.watch import parsed_events
 from gateway.ops.local.ports import free_ports
 from tests.cluster.clients import Load, ask, prose, running_load
 from tests.cluster.gateways import another_gateway
@@ -100,6 +102,23 @@ async def test_a_healthy_cluster_that_serves_has_nothing_wrong_and_nothing_unche
             await ask(http, healthy.gateway_urls[n % 2], prose(n))
     said = doctor(*of(healthy))
     assert (said.findings, said.unchecked, said.exit_code) == ([], [], 0)
+
+
+def test_the_console_finds_the_same_as_the_command() -> None:
+    broken = UNWATCHED | {"tenants": [{"name": "nobody-has-a-key"}]}
+    with (
+        running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "5"), config=broken) as cluster,
+        SyncRedis.from_url(cluster.redis_url, protocol=2) as store,
+    ):
+        store.config_set(POLICY, "allkeys-lru")
+        said = doctor(*of(cluster))
+        with httpx.stream("GET", f"{cluster.gateway_urls[0]}/console/live", timeout=30) as live:
+            shown = next(data for name, data in parsed_events(live.iter_lines()) if name == "doctor")
+        found = {(one["code"], one["subject"]) for one in shown["findings"] if one["code"] != _OF_THE_TESTS}
+        broken_things = {("redis-evicts-all", "Redis"), ("tenant-without-key", "tenant nobody-has-a-key")}
+        assert found == said.found() == broken_things
+        # What only the command can see is named.
+        assert [one for one in shown["unchecked"] if one.startswith("gateway gw1")]
 
 
 async def test_nor_while_it_is_under_load(healthy: Cluster) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from gateway.ops.cli.printable import printable_lines
 if TYPE_CHECKING:
     from gateway.doctor.examine import Diagnosis
     from gateway.doctor.gather import Targets
+    from gateway.settings.gateway_settings import GatewaySettings
 
 _COULD_NOT_LOOK = 2
 
@@ -125,7 +126,7 @@ def _targets(
 ) -> Targets:
     """The servers to ask: those of the options, or else the cluster of the state directory."""
     from gateway.doctor.gather import Targets
-    from gateway.ops.cli.config import load, replica_certificate
+    from gateway.ops.cli.config import load
     from gateway.ops.local.errors import ClusterError
     from gateway.ops.local.state_dir import read_cluster
     from gateway.settings.discovery_settings import DiscoverySettings
@@ -134,16 +135,13 @@ def _targets(
     gateways = _urls("--gateway", gateway)
     if config is not None:
         settings = load(config)
-        key = settings.security.replica_api_key
         return Targets(
             redis_url=_redis(redis_url or settings.redis.url),
             namespace=settings.redis.namespace if namespace is None else _namespace(namespace),
             gateways=gateways,
             replicas=tuple(settings.replicas),
             discovers=settings.discovery != DiscoverySettings(),
-            replica_key=key.get_secret_value() if key else None,
-            replica_certificate=replica_certificate(settings),
-            settings=settings,
+            **_configured(settings),
         )
     if redis_url is not None:
         return Targets(_redis(redis_url), _namespace(namespace or ""), gateways)
@@ -153,13 +151,29 @@ def _targets(
         if gateways:
             raise CommandError("with --gateway, give --redis-url or --config, too") from None
         raise
+    try:
+        written = _configured(load(state_dir / f"{cluster.gateways[0].id}.yaml"))
+    except CommandError:  # secrets were in the environment of `kvgate up`, and are not in this one
+        written = {"replica_key": os.environ.get("KVGATE_REPLICA_API_KEY")}
     return Targets(
         redis_url=cluster.redis_url,
         namespace=cluster.redis_namespace,
         gateways=gateways or tuple(each.url for each in cluster.gateways),
         replicas=tuple(ReplicaSettings(id=each.id, url=each.url) for each in cluster.replicas),
-        replica_key=os.environ.get("KVGATE_REPLICA_API_KEY"),
+        **written,
     )
+
+
+def _configured(settings: GatewaySettings) -> dict[str, Any]:
+    """What a gateway's settings tell the doctor."""
+    from gateway.ops.cli.config import replica_certificate
+
+    key = settings.security.replica_api_key
+    return {
+        "replica_key": key.get_secret_value() if key else None,
+        "replica_certificate": replica_certificate(settings),
+        "settings": settings,
+    }
 
 
 def _namespace(name: str) -> str:
