@@ -26,8 +26,8 @@ from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.printable import printable
 
 _HEADING = (
-    "time  gateway  status path  tenant  model  → replica why  "
-    "tokens cached/predicted/all  ms waited, first byte, end  request id"
+    "time  request id  gateway  status path  tenant  model  → replica why  "
+    "tokens cached/predicted/all  ms waited, first byte, end"
 )
 _SILENCE_S, _AGAIN_S, _PATIENCE_S = 30.0, 1.0, 60.0
 
@@ -46,9 +46,9 @@ def watch(
 ) -> None:
     """Follow the requests of all gateways as they end, until Ctrl-C.
 
-    A line for each: when, its gateway, status and path, its tenant and model, its
-    replica and why it went there, prompt tokens (cached/predicted/all), how long
-    it waited for room, its first byte and its end in ms, its id. Never a prompt.
+    A line for each: when, its id, its gateway, status and path, its tenant and
+    model, its replica and why it went there, prompt tokens (cached/predicted/all),
+    how long it waited for room, its first byte and its end in ms. Never a prompt.
     Of more than 100 requests a second at one gateway, the rest is counted only.
 
     \b
@@ -115,7 +115,7 @@ def parsed_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 
 def line_of(record: dict[str, Any]) -> str:
-    """A record as a line for people."""
+    """A record as a line for people. Its id stands before what a narrow terminal may cut off."""
 
     def told(name: str) -> str:
         value = record.get(name)
@@ -126,5 +126,5 @@ def line_of(record: dict[str, Any]) -> str:
     status = " ".join(filter(None, (told("status"), record.get("code"))))
     names = told("gateway"), f"{status} {told('path')}", told("tenant"), told("model")
     placed = f"→ {told('replica')} {told('why')}" if record.get("replica") else "not placed"
-    line = "  ".join((str(record.get("time", ""))[11:23], *names, placed, tokens, times, told("request_id")))
+    line = "  ".join((str(record.get("time", ""))[11:23], told("request_id"), *names, placed, tokens, times))
     return printable(line)

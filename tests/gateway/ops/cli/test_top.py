@@ -33,8 +33,8 @@ def record(**fields: Any) -> dict[str, Any]:
     return {"time": "2026-01-02T03:04:05.678+00:00", "gateway": "gw0", "replica": "r0", "status": 200} | fields
 
 
-def drawn(tally: Tally, sort: str = "name", now_s: float = 100.0) -> list[str]:
-    console = Console(width=200, highlight=False, no_color=True)
+def drawn(tally: Tally, sort: str = "name", now_s: float = 100.0, width: int = 200) -> list[str]:
+    console = Console(width=width, highlight=False, no_color=True)
     with console.capture() as captured:
         console.print(view(SEEN, tally, sort, now_s))
     return captured.get().splitlines()
@@ -50,7 +50,17 @@ def test_it_shows_load_room_and_what_became_of_recent_requests() -> None:
     assert lines[2].split()[:11] == ["r1", "m", "draining", "3", "of", "4", "0.0", "s", "no", "9", "0.0"]
     assert "m: 2 waiting (batch night[red] 2 for 1.5 s)" in lines
     decisions = lines[lines.index("last decisions") + 1 :]
-    assert [line.split()[:3] for line in decisions] == [["03:04:05.678", "gw0", "503"], ["03:04:05.678", "gw0", "200"]]
+    assert [line.split()[:4] for line in decisions] == [
+        ["03:04:05.678", "-", "gw0", "503"],
+        ["03:04:05.678", "-", "gw0", "200"],
+    ]
+
+
+def test_a_terminal_of_100_columns_shows_the_whole_request_id() -> None:
+    tally = Tally(90.0)
+    request_id = "0123456789abcdef" * 4
+    tally.take("", record(request_id=request_id, path="/v1/chat/completions", model="a-long-name/of-a-model"), 99.0)
+    assert request_id in drawn(tally, width=100)[-1]
 
 
 @pytest.mark.parametrize(("sort", "first"), [("requests", "r1"), ("keys", "r1"), ("rate", "r0"), ("cached", "r0")])
