@@ -75,7 +75,7 @@ LoadKind = Annotated[
     Load | None,
     typer.Option(
         help="Go on sending a gentle load, so that the console has something to show: conversations, questions about "
-        "pictures, or both. This command sends it, so not with --detach.",
+        "pictures, or both.",
         show_default="none",
     ),
 ]
@@ -130,8 +130,6 @@ def up(
 
     if replica and replicas is not None:
         raise CommandError("--replicas counts simulated replicas and --replica names real ones: give one of the two")
-    if load and detach:
-        raise CommandError("--load is sent by this command, so it cannot --detach: give one of the two")
     fronted = tuple(parse_fronted(text) for text in replica or ())
     plan = Plan(
         state_dir=state_dir.resolve(),

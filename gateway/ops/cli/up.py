@@ -25,7 +25,6 @@ from gateway.ops.local.demo import DemoRequest, KeyWantedError, first_model, sen
 from gateway.ops.local.embedded_redis import without_password
 from gateway.ops.local.plan import Plan
 from gateway.ops.local.state_dir import Cluster
-from gateway.tasks import Tasks
 
 # A prompt of many blocks: an engine always computes a prompt's last block again, so one block could never match.
 _PROMPT = "$(seq -s ' ' 500)"
@@ -38,21 +37,21 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
     console = Console(highlight=False, soft_wrap=True)
     cluster = LocalCluster(plan, env, say=lambda text: console.print(text, markup=False))
     _cancel_on_signals()
-    ready, tasks = False, Tasks()
+    ready = False
     try:
         layout = await cluster.start()
         ready = True
         _show_layout(console, layout, plan)
-        if plan.detach:
-            return
         try:
             model, key = await first_model(layout.url), None
         except KeyWantedError:
             model, key = None, "YOUR_KEY"
-        if with_demo:
+        if with_demo and not plan.detach:
             await _show_demo(console, layout, model, key)
         if load is not None:
-            _begin_load(console, tasks, layout, model, load)
+            _begin_load(console, cluster, model, load)
+        if plan.detach:
+            return
         _show_next_steps(console, layout, model or "MODEL", key, plan.state_dir)
         async for process, code in cluster.exits():
             console.print(
@@ -63,16 +62,15 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
         if not ready:
             raise SystemExit(130) from None
     finally:
-        await tasks.close()
         if not (plan.detach and ready):
             await _stop(console, cluster)
 
 
-def _begin_load(console: Console, tasks: Tasks, layout: Cluster, model: str | None, load: str) -> None:
+def _begin_load(console: Console, cluster: LocalCluster, model: str | None, load: str) -> None:
     if model is None:
         console.print("\n[yellow]no load is sent: this cluster asks for API keys, or lists no model[/]")
         return
-    tasks.spawn(gentle_load.run(layout, model, load), "load")
+    cluster.start_load(model, load)
     console.print(f"\n{gentle_load.CLIENTS} clients send a gentle load ({load}) from now on")
 
 

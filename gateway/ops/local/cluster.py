@@ -105,6 +105,11 @@ class LocalCluster:
         write_cluster(plan.state_dir, cluster)
         return cluster
 
+    def start_load(self, model: str, load: str) -> None:
+        """Start a process that sends a gentle load, one of gentle_load.LOADS."""
+        command = (sys.executable, "-P", "-m", "gateway.ops.local.gentle_load", str(self._plan.state_dir), model, load)
+        self._start("load", "load", command)
+
     async def exits(self) -> AsyncIterator[tuple[Process, int]]:
         """Yields each process that exits from now on, with its exit code; never ends."""
         while True:

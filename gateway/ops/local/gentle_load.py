@@ -1,5 +1,7 @@
 """A gentle load for a new cluster, so that there is something to see: some clients ask, read the answer, and think.
 
+    python -P -m gateway.ops.local.gentle_load STATE_DIR MODEL LOAD
+
 `chat` are conversations with one of a few system prompts, each of a few turns. `images` are questions about a few
 pictures. `mixed` is half of each. Each turn goes to the next gateway.
 """
@@ -8,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +22,7 @@ import orjson
 from PIL import Image
 
 from gateway.ops.local.demo import picture
-from gateway.ops.local.state_dir import Cluster
+from gateway.ops.local.state_dir import Cluster, read_cluster
 
 CLIENTS = 6
 _TURNS, _ANSWER_TOKENS, _THINKS_S = 4, 48, 3.0
@@ -83,3 +87,8 @@ def _text(line: str) -> str:
     if data == line or data == "[DONE]":
         return ""
     return str(orjson.loads(data)["choices"][0]["delta"].get("content") or "")
+
+
+if __name__ == "__main__":
+    _, _state_dir, _model, _load = sys.argv
+    asyncio.run(run(read_cluster(Path(_state_dir)), _model, _load))

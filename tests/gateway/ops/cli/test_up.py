@@ -243,9 +243,12 @@ def has_hits(url: str) -> bool:
     )
 
 
-def test_a_load_needs_a_command_that_stays(kvgate: Kvgate) -> None:
-    refused = kvgate.refused_up("--load", "chat")
-    assert (refused.returncode, "cannot --detach" in refused.stderr) == (1, True)
+async def test_a_load_goes_on_when_the_command_has_returned_until_the_cluster_stops(kvgate: Kvgate) -> None:
+    assert kvgate.up("--detach", "--load", "chat").returncode == 0
+    for gateway in kvgate.cluster()["gateways"]:
+        assert await wait_until(lambda url=gateway["url"]: has_hits(url), 30)
+    assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).stdout == "stopped 8 processes\n"
+    assert kvgate.alive() == []
 
 
 async def test_down_stops_a_cluster_that_runs_in_the_foreground(kvgate: Kvgate) -> None:
