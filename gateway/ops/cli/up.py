@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,6 +30,9 @@ from gateway.ops.local.state_dir import Cluster
 # A prompt of many blocks: an engine always computes a prompt's last block again, so one block could never match.
 _PROMPT = "$(seq -s ' ' 500)"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_KEY = "KVGATE_API_KEY"
+Key = Literal["set", "wanted"] | None
+"""Whether requests need an API key: it is set, or it is wanted. None: they need none."""
 
 
 async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | None) -> None:
@@ -42,17 +46,10 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
         layout = await cluster.start()
         ready = True
         _show_layout(console, layout, plan)
-        try:
-            model, key = await first_model(layout.url), None
-        except KeyWantedError:
-            model, key = None, "YOUR_KEY"
-        if with_demo and not plan.detach:
-            await _show_demo(console, layout, model, key)
-        if load is not None:
-            _begin_load(console, cluster, model, load)
+        model, key = await _ask_first(console, cluster, layout, plan, env, with_demo, load)
         if plan.detach:
             return
-        _show_next_steps(console, layout, model or "MODEL", key, plan.state_dir)
+        _show_next_steps(console, layout, model or "MODEL", plan.state_dir, key)
         async for process, code in cluster.exits():
             console.print(
                 f"{process.id} exited with code {code}; it is not restarted. Log: {process.log}", markup=False
@@ -66,12 +63,33 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
             await _stop(console, cluster)
 
 
-def _begin_load(console: Console, cluster: LocalCluster, model: str | None, load: str) -> None:
+async def _ask_first(
+    console: Console,
+    cluster: LocalCluster,
+    layout: Cluster,
+    plan: Plan,
+    env: Mapping[str, str],
+    with_demo: bool,
+    load: str | None,
+) -> tuple[str | None, Key]:
+    """Sends the first requests, and begins with the load. Returns a model's name, if one is known, and whether requests
+    need a key."""
+    key = env.get(_KEY) or None
+    needs: Key = "set" if key else None
+    try:
+        model, why_not = await first_model(layout.url, key), "no replica lists a model"
+    except KeyWantedError:
+        found = f"{_KEY} is none of this cluster's API keys" if key else "this cluster asks for API keys"
+        model, needs, why_not = None, "wanted", f"{found}. Set {_KEY} to one of them, and send the first one yourself"
     if model is None:
-        console.print("\n[yellow]no load is sent: this cluster asks for API keys, or lists no model[/]")
-        return
-    cluster.start_load(model, load)
-    console.print(f"\n{gentle_load.CLIENTS} clients send a gentle load ({load}) from now on")
+        console.print(f"\n[yellow]no request was sent[/]: {why_not}")
+        return None, needs
+    if with_demo and not plan.detach:
+        await _show_demo(console, layout, model, key)
+    if load is not None:
+        cluster.start_load(model, load)
+        console.print(f"\n{gentle_load.CLIENTS} clients send a gentle load ({load}) from now on")
+    return model, needs
 
 
 def _cancel_on_signals() -> None:
@@ -108,15 +126,9 @@ def _show_layout(console: Console, layout: Cluster, plan: Plan) -> None:
         console.print(f"stop it with: {_shown(sys.argv[0])} down --state-dir {plan.state_dir}", markup=False)
 
 
-async def _show_demo(console: Console, layout: Cluster, model: str | None, key: str | None) -> None:
-    if key is not None:
-        console.print("\n[yellow]this cluster asks for API keys, so no request was sent[/]")
-        return
-    if model is None:
-        console.print("\n[yellow]no replica lists a model, so no request was sent[/]")
-        return
+async def _show_demo(console: Console, layout: Cluster, model: str, key: str | None) -> None:
     console.print("\n[bold]Two requests, each sent to two gateways[/]")
-    async for request in send_requests(layout, model):
+    async for request in send_requests(layout, model, key):
         console.print(_line_of(request))
 
 
@@ -140,11 +152,13 @@ def _in_double_quotes(text: str) -> str:
     return f'"{_PROMPT.join(escaped)}"'
 
 
-def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | None, state_dir: Path) -> None:
+def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: Path, key: Key) -> None:
     option = f"--state-dir {state_dir}"
-    bearer = f" -H 'Authorization: Bearer {key}'" if key else ""
+    export = f"  export {_KEY}=YOUR_KEY\n" if key == "wanted" else ""
+    bearer = f' -H "Authorization: Bearer ${_KEY}"' if key else ""
     python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
-    sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key="{key or "none"}")'
+    of_environment = f'os.environ["{_KEY}"]' if key else '"none"'
+    sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key={of_environment})'
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
     # With several servers, redis-cli would need one of their addresses.
     pattern = f"{prefix(layout.redis_namespace)}:*"
@@ -153,10 +167,14 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | N
     redis_cli = (
         f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_shown else ""
     )
-    openai = f"  {python} -c 'import openai; print({sdk}.models.list())'\n" if find_spec("openai") else ""
+    openai = (
+        f"  {python} -c 'import openai{', os' if key else ''}; print({sdk}.models.list())'\n"
+        if find_spec("openai")
+        else ""
+    )
     steps = f"""
 Try next
-  open {layout.url}/console in a browser: the cluster on one page, live
+{export}  open {layout.url}/console in a browser: the cluster on one page, live
   curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\
     -d {_in_double_quotes(curl_body)}
 {openai}  {kvgate} status {option}

@@ -38,9 +38,15 @@ class DemoRequest:
     problem: str | None = None
 
 
-async def send_requests(cluster: Cluster, model: str) -> AsyncIterator[DemoRequest]:
+def client(key: str | None) -> httpx.AsyncClient:
+    """A client of the gateways, with an API key if they ask for one."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, headers=headers)
+
+
+async def send_requests(cluster: Cluster, model: str, key: str | None) -> AsyncIterator[DemoRequest]:
     """Send each request through the first gateway and again through the last one."""
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+    async with client(key) as http:
         context = {"role": "system", "content": _CONTEXT * 4}
         prompts = {"text": [context, _user(_text())], "image": [_user(_with_image())]}
         for what, messages in prompts.items():
@@ -62,13 +68,13 @@ async def _send(http: httpx.AsyncClient, what: str, gateway: str, url: str, body
 
 
 class KeyWantedError(Exception):
-    """The gateways ask for API keys, and the demo has none."""
+    """The gateways ask for API keys, and the demo has none of them."""
 
 
-async def first_model(url: str) -> str | None:
-    """The first model that the gateways at `url` list; None if they list none."""
+async def first_model(url: str, key: str | None) -> str | None:
+    """The first model that the gateways at `url` list; None if they list none. Raises KeyWantedError."""
     try:
-        async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+        async with client(key) as http:
             answer = await http.get(f"{url}/v1/models")
         if answer.status_code == 401:
             raise KeyWantedError

@@ -9,6 +9,7 @@ pictures. `mixed` is half of each. Each turn goes to the next gateway.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +22,11 @@ import httpx
 import orjson
 from PIL import Image
 
-from gateway.ops.local.demo import picture
+from gateway.ops.local.demo import client, picture
 from gateway.ops.local.state_dir import Cluster, read_cluster
 
 CLIENTS = 6
 _TURNS, _ANSWER_TOKENS, _THINKS_S = 4, 48, 3.0
-_TIMEOUT_S = 60.0
 _SYSTEM_PROMPTS = [
     f"You are the assistant of team {team}. " + f"A rule of team {team}: answer in short and plain sentences. " * 40
     for team in ("red", "green", "blue", "white")
@@ -56,7 +56,7 @@ async def run(cluster: Cluster, model: str, load: str) -> None:
     """Send until cancelled. Failures are left out here: the cluster tells of them."""
     gateways = cycle(gateway.url for gateway in cluster.gateways)
     beginnings = cycle(_LOADS[load])
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http, asyncio.TaskGroup() as group:
+    async with client(os.environ.get("KVGATE_API_KEY")) as http, asyncio.TaskGroup() as group:
         for number in range(CLIENTS):
             group.create_task(_client(http, gateways, model, next(beginnings), random.Random(number)))
 

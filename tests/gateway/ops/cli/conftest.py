@@ -85,11 +85,11 @@ class Kvgate:
         return ["up", "--port", str(self.port), "--state-dir", str(self.state_dir), "--speed", "0", *options]
 
     @contextmanager
-    def up_in_foreground(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+    def up_in_foreground(self, *options: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
         """An `up` in the foreground. It is killed at the end if it still runs."""
         command = [*COMMAND, *self.up_command(*options)]
         with subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=self.environment | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             try:
                 yield process

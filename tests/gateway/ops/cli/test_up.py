@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +220,34 @@ def test_only_programs_that_are_installed_are_suggested(monkeypatch: pytest.Monk
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/redis-cli" if is_installed else None)
     shown = io.StringIO()
     layout = Cluster("http://127.0.0.1:8080", "redis://127.0.0.1:6379", [], [])
-    cli_up._show_next_steps(Console(file=shown), layout, "sim", None, Path(".kvgate"))
+    cli_up._show_next_steps(Console(file=shown), layout, "sim", Path(".kvgate"), None)
     assert [name for name in ("import openai", "redis-cli", "owners") if name in shown.getvalue()] == (
         ["import openai", "redis-cli", "owners"] if is_installed else ["owners"]
     )
+
+
+def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_with_one(
+    kvgate: Kvgate, tmp_path: Path
+) -> None:
+    config = tmp_path / "keys.yaml"
+    entry = {"name": "me", "sha256": sha256(b"secret-of-me").hexdigest(), "tenant": "us"}
+    config.write_text(json.dumps({"security": {"api_keys": [entry], "cache_salt_secret": "salt" * 8}}))
+    with kvgate.up_in_foreground("--config", str(config)) as up:
+        shown = output_until(up, "Ctrl-C stops everything")
+        assert "no request was sent: this cluster asks for API keys. Set KVGATE_API_KEY" in shown
+        steps = shown.partition("Try next")[2].replace("MODEL", "sim").replace("YOUR_KEY", "secret-of-me")
+        export, curl = re.search(r"export .*", steps), re.search(r"curl (?:.*\\\n)?.*", steps)
+        assert export is not None
+        assert curl is not None
+        answer = subprocess.run(["bash", "-c", f"{export[0]}; {curl[0]}"], capture_output=True, text=True, check=True)
+        assert " 200 OK" in answer.stdout
+        up.send_signal(signal.SIGINT)
+        assert up.wait(20) == 0
+    with kvgate.up_in_foreground("--config", str(config), env={"KVGATE_API_KEY": "secret-of-me"}) as up:
+        shown = output_until(up, "Ctrl-C stops everything")
+        assert "  text  via gw1 → " in shown
+        assert "secret-of-me" not in shown
+        assert '-H "Authorization: Bearer $KVGATE_API_KEY"' in shown
 
 
 async def test_a_gentle_load_asks_all_gateways_and_hits_caches(kvgate: Kvgate) -> None:
