@@ -16,7 +16,7 @@ from coordinator.watch.watcher import Watcher
 from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.discovery.discovery import Discovery
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.model_states import model_states
 from gateway.request.admission import Admission
 from gateway.settings.gateway_settings import GatewaySettings
@@ -91,6 +91,8 @@ class Status:
             body["draining"] = drained
         if asleep := [member.id for member in self._fleet.targets if self._fleet.is_asleep(member.id)]:
             body["asleep"] = asleep
+        if broken := [member.id for member in self._fleet.targets if self._has_open_breaker(member)]:
+            body["breaker_open"] = broken
         if taken := self._fleet.taken_ids():
             body["taken_ids"] = taken
         if not store_up:
@@ -99,6 +101,11 @@ class Status:
             body["store_conditions"] = list(report.conditions)
             body["store_warnings"] = list(report.conditions.values())
         return not reasons, body
+
+    def _has_open_breaker(self, member: Member) -> bool:
+        """Whether requests to it failed so often that it gets a test request at most."""
+        state = self._store.pool(member.pool).state if member.pool and not member.identity.is_taken else None
+        return state is not None and state.open_until_ms.get(member.id, 0) > state.now_ms
 
     def models(self) -> list[str]:
         """The names of the models that are served."""
@@ -158,9 +165,8 @@ class Status:
             metrics.replica_asleep.labels(member.id).set(self._fleet.is_asleep(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
             pool = self._store.pool(member.pool) if member.pool else None
-            if pool is not None and (state := pool.state) is not None and not member.identity.is_taken:
-                is_open = state.open_until_ms.get(member.id, 0) > state.now_ms
-                metrics.breaker_open.labels(member.id).set(is_open)
+            if pool is not None and pool.state is not None and not member.identity.is_taken:
+                metrics.breaker_open.labels(member.id).set(self._has_open_breaker(member))
                 metrics.replica_active.labels(member.id).set(pool.figures.active.get(member.id, 0))
                 metrics.replica_exact.labels(member.id).set(self._fleet.is_exact(member.id))
                 for name, figure in pool.figures.engines.get(member.id, {}).items():

@@ -144,6 +144,17 @@ async def test_a_connection_that_fails_is_held_against_every_replica(stage: Stag
     await eventually(lambda: are_held_against(stage, "r0", "r1", "r2"))
 
 
+async def test_ready_names_the_replicas_that_fail_too_often(stage: Stage) -> None:
+    await stage.fail_everywhere("reset", count=-1)
+
+    async def are_named() -> bool:
+        assert (await ask(stage.http, stage.urls[0], stage.new_prompt())).status_code == 502
+        told = [(await stage.http.get(f"{url}/ready")).json().get("breaker_open") for url in stage.urls]
+        return told == [["r0", "r1", "r2"]] * len(stage.urls)
+
+    await eventually(are_named)
+
+
 async def are_held_against(stage: Stage, *replicas: str) -> bool:
     """Whether failures are counted of these replicas, and of no other."""
     return sorted(await stage.ledger.breakers()) == sorted(replicas)

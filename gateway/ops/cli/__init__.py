@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.ops.cli import config, doctor, follow, operate, owners, replica, serve, top, watch
+from gateway.ops.cli import config, doctor, follow, operate, owners, redis_cli, replica, serve, top, watch
 from gateway.ops.cli import local_cluster as cluster
 from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.errors import CommandError
@@ -36,6 +36,7 @@ _COMMANDS = (
     operate.drain,
     operate.undrain,
     doctor.doctor,
+    redis_cli.redis_cli,
     serve.gateway,
     follow.agent,
     follow.coordinator,
@@ -47,7 +48,10 @@ _COMMANDS = (
 )
 for command in _COMMANDS:
     # Given explicitly, because Typer cuts a docstring's first line to its width.
-    app.command(cls=KvgateCommand, short_help=(command.__doc__ or "").partition("\n")[0])(command)
+    summary, settings = (command.__doc__ or "").partition("\n")[0], {}
+    if command is redis_cli.redis_cli:  # what follows Redis' command is its own: `zrange KEY -5 -1`
+        settings["allow_interspersed_args"] = False
+    app.command(cls=KvgateCommand, short_help=summary, context_settings=settings)(command)
 
 
 @app.callback()

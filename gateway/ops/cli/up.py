@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -23,7 +22,6 @@ from gateway.ops.cli.printable import printable
 from gateway.ops.local import gentle_load
 from gateway.ops.local.cluster import LocalCluster
 from gateway.ops.local.demo import DemoRequest, KeyWantedError, first_model, send_requests
-from gateway.ops.local.embedded_redis import without_password
 from gateway.ops.local.plan import Plan
 from gateway.ops.local.state_dir import Cluster
 
@@ -160,13 +158,7 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: P
     of_environment = f'os.environ["{_KEY}"]' if key else '"none"'
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key={of_environment})'
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
-    # With several servers, redis-cli would need one of their addresses.
     pattern = f"{prefix(layout.redis_namespace)}:*"
-    is_one = "+" not in layout.redis_url.partition("://")[0]
-    is_shown = is_one and shutil.which("redis-cli") is not None
-    redis_cli = (
-        f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_shown else ""
-    )
     openai = (
         f"  {python} -c 'import openai{', os' if key else ''}; print({sdk}.models.list())'\n"
         if find_spec("openai")
@@ -179,6 +171,7 @@ Try next
     -d {_in_double_quotes(curl_body)}
 {openai}  {kvgate} status {option}
   {kvgate} owners {option} --model {model} --text {_in_double_quotes(_PROMPT)}
-{redis_cli}Ctrl-C stops everything.
+  {kvgate} redis-cli {option} --scan --pattern '{pattern}'
+Ctrl-C stops everything.
 """
     console.print(steps, markup=False)

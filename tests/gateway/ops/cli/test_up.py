@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -217,13 +216,10 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_only_programs_that_are_installed_are_suggested(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
     monkeypatch.setattr(cli_up, "find_spec", lambda _name: is_installed or None)
-    monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/redis-cli" if is_installed else None)
     shown = io.StringIO()
     layout = Cluster("http://127.0.0.1:8080", "redis://127.0.0.1:6379", [], [])
     cli_up._show_next_steps(Console(file=shown), layout, "sim", Path(".kvgate"), None)
-    assert [name for name in ("import openai", "redis-cli", "owners") if name in shown.getvalue()] == (
-        ["import openai", "redis-cli", "owners"] if is_installed else ["owners"]
-    )
+    assert ("import openai" in shown.getvalue()) == is_installed
 
 
 def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_with_one(
