@@ -134,6 +134,20 @@ _ANSWERS = Row(
             width=12,
         ),
         Panel(
+            "Requests by model",
+            "Per second. From the 101st model on, all share the name `others`.",
+            (Query(rate("kvgate_requests_total", "model", _PATH), "{{model}}"),),
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Tokens by tenant",
+            "Per second, of prompts and of answers, as engines count them. From the 101st tenant on, all share one "
+            "name, `others`.",
+            (Query(rate("kvgate_tokens_total", "tenant", f'{JOB},kind=~"prompt|output"'), "{{tenant}}"),),
+            stacked=True,
+        ),
+        Panel(
             "Requests in flight by gateway",
             "Being served. Near limits.max_in_flight (see configs/gateway.yaml), more are refused with 429.",
             (Query(f"kvgate_requests_in_flight{{{JOB}}}", "{{instance}}"),),

@@ -10,6 +10,7 @@ from coordinator.chores.applier import Applied
 from coordinator.pool.demand import Demand
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.first_tokens import FirstTokens
+from gateway.metrics.label_values import LabelValues
 
 # Each bound is at most twice the one before, mostly less, because quantiles are interpolated between bounds.
 _LATENCY_S = (
@@ -78,7 +79,17 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = FastCounter(
-            "kvgate_requests", "Answered requests, by path and status.", ("path", "status"), registry
+            "kvgate_requests",
+            "Answered requests. The model and the tenant are empty if a request was refused before they were known.",
+            ("path", "status", "model", "tenant"),
+            registry,
+        )
+        self.models, self.tenants = LabelValues(), LabelValues()
+        self.tokens = FastCounter(
+            "kvgate_tokens",
+            "Tokens of answers, as engines tell them; kind: prompt, cached (a part of prompt), output.",
+            ("kind", "model", "tenant"),
+            registry,
         )
         self.in_flight = Gauge("kvgate_requests_in_flight", "Requests that this gateway is serving.", registry=registry)
         self.uploads = Gauge("kvgate_uploads", "Requests whose body is still arriving.", registry=registry)
@@ -91,7 +102,7 @@ class Metrics:
         self.time_to_first_token_s = FastHistogram(
             "kvgate_time_to_first_token_seconds",
             "Time from a request's arrival to the first bytes of its streamed answer.",
-            ("path",),
+            ("path", "model"),
             _LATENCY_S,
             registry,
         )

@@ -104,7 +104,7 @@ class Proxy:
                     self._large_bodies.released()
                 slot.release()
             duration_s = time.perf_counter() - started
-            self._count(endpoint, reply, duration_s)
+            self._count(endpoint, reply, caller, duration_s)
             self._recorder.note(exchange, endpoint, reply, caller, duration_s)
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
@@ -134,14 +134,20 @@ class Proxy:
         finally:
             exchange.stops_when_gone = False
 
-    def _count(self, endpoint: Endpoint, reply: Reply, duration_s: float) -> None:
-        label = endpoint.label
-        self._metrics.requests.inc(label, str(reply.status))
-        self._metrics.duration_s.observe(duration_s, label)
+    def _count(self, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float) -> None:
+        metrics, label, job = self._metrics, endpoint.label, reply.job
+        model = metrics.models.of(job.model) if job is not None and job.model else ""
+        tenant = metrics.tenants.of(caller.tenant) if caller is not None and caller.tenant else ""
+        metrics.requests.inc(label, str(reply.status), model, tenant)
+        metrics.duration_s.observe(duration_s, label)
         if reply.first_byte_s is not None:
-            self._metrics.time_to_first_token_s.observe(reply.first_byte_s, label)
-            if reply.job is not None:
-                self._metrics.first_tokens.note(reply.job.served.pool, reply.first_byte_s)
+            metrics.time_to_first_token_s.observe(reply.first_byte_s, label, model)
+            if job is not None:
+                metrics.first_tokens.note(job.served.pool, reply.first_byte_s)
+        if (usage := reply.usage) is not None:
+            metrics.tokens.inc("prompt", model, tenant, by=usage.prompt_tokens)
+            metrics.tokens.inc("cached", model, tenant, by=usage.cached_tokens or 0)
+            metrics.tokens.inc("output", model, tenant, by=usage.output_tokens)
 
 
 def _refuse_websocket(exchange: Exchange) -> None:

@@ -62,6 +62,33 @@ def test_requests_are_counted_by_path_and_status(stage: Stage) -> None:
     assert stage.sample("kvgate_requests_in_flight") == 0
 
 
+def test_requests_tokens_and_first_tokens_are_counted_by_model_and_tenant(guarded: Stage) -> None:
+    def counts() -> list[float]:
+        named = {"model": "sim", "tenant": "sales"}
+        return [
+            guarded.sample("kvgate_requests_total", path=CHAT, status="200", **named),
+            guarded.sample("kvgate_tokens_total", kind="output", **named),
+            guarded.sample("kvgate_tokens_total", kind="prompt", **named),
+            guarded.sample("kvgate_time_to_first_token_seconds_count", path=CHAT, model="sim"),
+            guarded.sample("kvgate_requests_total", path=CHAT, status="404", model="", tenant="sales"),
+            guarded.sample("kvgate_requests_total", path=CHAT, status="401", model="", tenant=""),
+        ]
+
+    before = counts()
+    bob = {"authorization": "Bearer secret-bob"}
+    answer = guarded.post(CHAT, chat_body(text(50), stream=True, max_tokens=7, ignore_eos=True), headers=bob)
+    assert answer.status_code == 200
+    prompt_tokens = guarded.post(CHAT, chat_body(text(50), max_tokens=7, ignore_eos=True), headers=bob).json()["usage"]
+    guarded.post(CHAT, chat_body("x", model="a-name-of-the-clients-own"), headers=bob)
+    guarded.post(CHAT, chat_body("x"), headers={"authorization": "Bearer wrong"})
+    wait_until(
+        lambda: (
+            [now - then for now, then in zip(counts(), before, strict=True)]
+            == [2, 14, 2 * prompt_tokens["prompt_tokens"], 1, 1, 1]
+        )
+    )
+
+
 def test_first_tokens_are_timed_for_streams(stage: Stage) -> None:
     before = stage.sample("kvgate_time_to_first_token_seconds_count", path=CHAT)
     stage.chat(text(50))
