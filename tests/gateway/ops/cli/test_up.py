@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.server
 import io
 import json
 import os
+import pty
 import re
+import select
 import signal
 import stat
+import struct
 import subprocess
+import termios
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +31,7 @@ from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
 from gateway.ops.local.state_dir import Cluster, read_processes
 from tests import polling
-from tests.gateway.ops.cli.conftest import Kvgate
+from tests.gateway.ops.cli.conftest import COMMAND, Kvgate
 from tests.redis_server import RedisServer, running_redis
 
 MEMBERS = ["redis", "r0", "r1", "agent-r0", "agent-r1", "gw0", "gw1"]
@@ -166,6 +171,34 @@ def test_owners_says_what_is_wrong_with_a_request(shared_kvgate: Kvgate, cluster
     result = shared_kvgate.call("owners", "--state-dir", str(shared_kvgate.state_dir), "-", stdin="{}")
     assert result.returncode == 1
     assert result.stderr.startswith("kvgate: the gateway refused (4")
+
+
+def test_top_shows_a_request_in_a_terminal_and_ends_with_q(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    command = [*COMMAND, "top", "--interval-s", "0.2", "--state-dir", str(shared_kvgate.state_dir)]
+    env = {name: value for name, value in shared_kvgate.environment.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+    shown = bytearray()
+
+    def shows(wanted: bytes) -> bool:
+        if select.select([ours], [], [], 0)[0]:
+            shown.extend(os.read(ours, 65536))
+        return wanted in shown
+
+    with subprocess.Popen(command, env=env, stdin=its, stdout=its) as top:
+        try:
+            polling.wait_until(lambda: shows(b"last decisions"))
+            ids: list[bytes] = []
+
+            def shows_one() -> bool:  # a request that ended before it looked is not shown
+                ids.append(ask(cluster["url"]).headers["x-request-id"].encode())
+                return any(map(shows, ids))
+
+            polling.wait_until(shows_one)
+            os.write(ours, b"q")
+            assert top.wait(10) == 0
+        finally:
+            top.kill()
 
 
 def output_until(process: subprocess.Popen[str], wanted: str) -> str:
