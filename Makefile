@@ -10,13 +10,22 @@
 # make bench-quick  compares KVGate's routing and cost with other routers, in eight minutes; makes a page with plots
 # make bench  all of these benchmarks and more, in hours, also on real vLLM; makes the page
 # make bench-faults  measures the effect of each fault on clients, in two hours; continues an interrupted run
+# make lock   writes the newest versions that pyproject.toml allows, with their hashes, for CI and for the image
 # make check  lint, format, types, length of functions, compose files: they must be clean before a commit
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Versions with hashes: of all that CI installs, and of all that the image has. `LOCKED=1 make install` takes the first.
+LOCK_OF_CI := .ci/requirements.txt
+LOCK_OF_IMAGE := deploy/docker/requirements.txt
 OLDEST_REDIS := .venv/.oldest-redis
 PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
+INSTALL = $(if $(LOCKED),$(PIP_INSTALL) --require-hashes --requirement $(LOCK_OF_CI) && \
+	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .,$(PIP_INSTALL) --editable '.[dev]')
+# One line for each package, so that a diff shows which ones changed.
+LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
+ONE_LINE_EACH := sed -z 's/ \\\n */ /g'
 # More workers than cores, because tests wait more than they compute.
 CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) + 2)
@@ -34,19 +43,25 @@ ROUTERS := sglang-router,vllm-router
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
 	bench-offload bench-offload-real bench-place bench-fleet-grid bench-store
 
-.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients test-fit compose-test bench bench-quick bench-faults check $(MEASURED)
+.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients test-fit compose-test lock bench bench-quick bench-faults check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
 
+lock: install
+	@$(PIP_INSTALL) uv
+	@$(LOCK) pyproject.toml | $(ONE_LINE_EACH) >$(LOCK_OF_IMAGE)
+	@echo 'setuptools>=77' | $(LOCK) --extra dev pyproject.toml - | $(ONE_LINE_EACH) >$(LOCK_OF_CI)
+	@wc -l $(LOCK_OF_IMAGE) $(LOCK_OF_CI)
+
 # The stamp is younger than pyproject.toml exactly when all packages of pyproject.toml are installed.
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml $(if $(LOCKED),$(LOCK_OF_CI))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "KVGate needs Python 3.11 or newer; name one with: make install PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv || \
 		{ echo "cannot create .venv; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv (about a minute, once)"
-	@$(PIP_INSTALL) --editable '.[dev]' || \
+	@$(INSTALL) || \
 		{ echo "KVGate was not installed: pip says why, above. Most often the package index cannot be reached (network," \
 			"proxy, PIP_INDEX_URL). Then run make again." >&2; exit 1; }
 	@touch $@
