@@ -240,6 +240,7 @@ class Attempts:
                 self._waiting(job, tickets, failures, limit) as waiting,
             ):
                 ticket.sent_s = time.monotonic()
+                ticket.asks_usage = job.is_usage_open and self._fleet.asks_usage(ticket.replica)
                 answer = await self._upstream.send(
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket), job.has_effects
                 )
@@ -273,7 +274,16 @@ class Attempts:
         finally:
             if answer is not None:
                 answer.close()
+            self._learn_usage(job, ticket, answer, reply)
             ticket.failed()  # unless it has computed its prompt
+
+    def _learn_usage(self, job: Job, ticket: Ticket, answer: Answer | None, reply: Reply) -> None:
+        """A stream has ended. If its replica was not asked for usage, it shows whether it tells usage by itself. If the
+        stream broke, the next one shows it."""
+        member = self._fleet.members.get(ticket.replica)
+        if member is not None and job.is_usage_open and not ticket.asks_usage and not member.forces_usage:
+            is_complete = answer is not None and answer.is_complete and answer.status == 200
+            member.forces_usage = reply.usage is not None if is_complete else None
 
     def _broke(self, job: Job, ticket: Ticket, answer: Answer | None, error: UpstreamError) -> Failure:
         """The failure of an attempt without an answer. Raises ApiError if no other replica could do better."""
@@ -411,13 +421,12 @@ def _head_too_large(error: UpstreamError) -> ApiError:
 
 def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:
     """The body for this replica. It gains fields if the replica's agent must learn which blocks the prompt uses."""
-    if ticket.placement is None or job.is_batch:
-        return (job.body,)
-    asked: dict[str, Any] = {}
-    if ticket.placement.report:
-        asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
-    if asked_token_ids(job, ticket) is not None:
-        asked |= ASK
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}} if ticket.asks_usage else {}
+    if ticket.placement is not None and not job.is_batch:
+        if ticket.placement.report:
+            asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+        if asked_token_ids(job, ticket) is not None:
+            asked |= ASK
     return with_fields(job.body, asked) if asked else (job.body,)
 
 

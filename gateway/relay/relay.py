@@ -132,7 +132,14 @@ class Relay:
         edit = token_ids.take_from_events if token_ids is not None else None
         of = job.endpoint
         events = EventRelay(
-            job.strip_usage, of.ends, edit, of.token_mark, job.choices, of.ending_words, job.has_effects, plain_bytes
+            job.strip_usage or ticket.asks_usage,
+            of.ends,
+            edit,
+            of.token_mark,
+            job.choices,
+            of.ending_words,
+            job.has_effects,
+            plain_bytes,
         )
         ticket.seen_tokens = partial(_seen_tokens, job, events)
         reason, pieces = "", self._pieces

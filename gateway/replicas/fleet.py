@@ -67,6 +67,9 @@ class Member:
     """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
     takes_media: bool = False
     """Whether it has answered a prompt with images or other media."""
+    forces_usage: bool | None = None
+    """Whether it ends each stream with its usage, asked or not (vLLM's --enable-force-include-usage). None if no stream
+    has told."""
     reads_again: bool = False
     """Whether its models are to be read again: it refused a request for one that it had listed."""
     identity: Identity = field(default_factory=Identity)
@@ -316,6 +319,15 @@ class Fleet:
         image that could not be fetched then."""
         until_s = time.monotonic() + _REFUSES_FOR_S
         self._media_refused |= {name: until_s for name in replicas if not self.takes_media(name)}
+
+    def asks_usage(self, replica: str) -> bool:
+        """Whether to ask this replica for the usage of a stream whose client says nothing of it. The first such stream
+        is sent as it is: it shows whether the replica tells its usage by itself, which clients then get."""
+        member = self.members.get(replica)
+        if member is None or member.forces_usage is not None:
+            return member is None or not member.forces_usage
+        member.forces_usage = False  # until that stream has ended
+        return False
 
     def takes_media(self, replica: str) -> bool:
         """Whether it has taken media since it started."""

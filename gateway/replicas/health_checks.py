@@ -262,7 +262,7 @@ class HealthChecks:
                 "each with its own id and dp_rank",
             )
         if facts.started != member.facts.started:
-            member.tells_sleep, member.takes_media = True, False
+            member.tells_sleep, member.takes_media, member.forces_usage = True, False, None
         pace = decode_tokens_per_s(member.facts.figures, facts.figures)
         member.tokens_per_s = pace or member.tokens_per_s
         member.reads_again = False

@@ -77,6 +77,9 @@ class Job:
     """Replicas that refused it, because they do not take what it brings."""
     stream: bool = False
     strip_usage: bool = False
+    """Whether the gateway has asked for the usage of a stream in the place of its client, who does not want it."""
+    is_usage_open: bool = False
+    """Whether the client of a stream says nothing of its usage."""
     """Whether the gateway removes the usage chunk: it asked for the chunk, and the client did not."""
     is_batch: bool = False
     """Whether the request has several prompts. The engine's usage is then their sum."""
@@ -252,7 +255,7 @@ class Reader:
         if parsed.content_type:
             job.headers["content-type"] = parsed.content_type
         job.model = parsed.model
-        job.stream, job.strip_usage = parsed.stream, parsed.strip_usage
+        job.stream, job.strip_usage, job.is_usage_open = parsed.stream, parsed.strip_usage, parsed.is_usage_open
         job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache
         job.choices, job.max_output_tokens = parsed.choices, parsed.max_output_tokens
         job.refers_to = parsed.refers_to

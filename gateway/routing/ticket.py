@@ -39,6 +39,8 @@ class Ticket:
     """None if the store did not decide."""
     is_room_local: bool = False
     """Whether it went by this gateway's own share of the room: see local_room.py."""
+    asks_usage: bool = field(default=False, init=False)
+    """Whether the gateway asks for the usage of a stream, and takes it out of what the client gets."""
     used: Used | None = field(default=None, init=False)
     """What the request took; None until the answer has told."""
     is_computed: bool = field(default=False, init=False)

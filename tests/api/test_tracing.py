@@ -60,7 +60,7 @@ def test_each_step_of_a_request_is_a_span_of_the_clients_trace(
     headers["x-request-id"] = fresh("traced")
     canary = fresh("canary")
     body = chat_body(canary * 50, stop=["canary-stop"])
-    first = stage.http.post(f"{url}/v1/chat/completions", json=body)
+    first = stage.http.post(f"{url}/v1/chat/completions", json=body | {"stream": stream})
     answer = stage.http.post(f"{url}/v1/chat/completions", json=body | {"stream": stream}, headers=headers)
     assert (first.status_code, answer.status_code) == (200, 200)
     wait_until(lambda: len(received.of(trace)) == 5)

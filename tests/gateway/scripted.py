@@ -46,6 +46,8 @@ class ScriptedReplica:
         self.answer: Answer = self._hello
         self.asked = 0
         """The number of POSTs that arrived."""
+        self.body = b""
+        """Of the last one."""
         self.hung_up = asyncio.Event()
         """Set when the gateway closes a connection during a POST."""
         self.url = ""
@@ -83,7 +85,7 @@ class ScriptedReplica:
             request = await reader.readuntil(b"\r\n\r\n")
             if request.startswith(b"POST"):
                 length = re.search(rb"(?i)content-length: (\d+)", request)
-                await reader.readexactly(int(length[1]) if length else 0)
+                self.body = await reader.readexactly(int(length[1]) if length else 0)
                 has_post = True
                 self.asked += 1
                 await self.answer(writer)

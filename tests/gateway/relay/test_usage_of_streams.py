@@ -1,0 +1,59 @@
+"""A client that says nothing of usage gets what it would get from the replica itself. The first such stream of a
+replica shows what that is; later ones are asked for their usage, and it is taken out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.gateway.scripted import Relayed, chunk, head
+from tests.polling import eventually
+
+EVENTS = head("content-type: text/event-stream", "transfer-encoding: chunked")
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
+DONE = b"data: [DONE]\n\n"
+ASKED = b'"stream_options":{"include_usage":true}'
+
+
+async def test_a_replica_that_always_tells_usage_tells_it_to_each_client(relayed: Relayed) -> None:
+    relayed.replica.says(EVENTS, chunk(TOKEN + USAGE + DONE) + b"0\r\n\r\n")
+    for _ in range(3):
+        assert (await relayed.stream()).content == TOKEN + USAGE + DONE
+        assert b"stream_options" not in relayed.replica.body
+    declined = await relayed.ask(stream=True, stream_options={"include_usage": False})
+    assert declined.content == TOKEN + DONE
+
+
+async def test_usage_that_only_the_gateway_asked_for_is_not_shown(relayed: Relayed) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        usage = USAGE if ASKED in relayed.replica.body else b""
+        writer.write(EVENTS + chunk(TOKEN + usage + DONE) + b"0\r\n\r\n")
+
+    relayed.replica.answer = answer
+    asked = []
+    for _ in range(3):
+        assert (await relayed.stream()).content == TOKEN + DONE
+        asked.append(ASKED in relayed.replica.body)
+    assert asked == [False, True, True]
+    assert 'kvgate_tokens_total{kind="output",model="m",tenant=""} 2.0' in (await relayed.http.get("/metrics")).text
+
+
+async def test_a_first_stream_that_breaks_shows_nothing_and_the_next_one_does(relayed: Relayed) -> None:
+    relayed.replica.says(EVENTS, chunk(TOKEN))
+    assert b"stream_broken" in (await relayed.stream()).content
+    relayed.replica.says(EVENTS, chunk(TOKEN + USAGE + DONE) + b"0\r\n\r\n")
+    for _ in range(2):
+        assert (await relayed.stream()).content == TOKEN + USAGE + DONE
+
+
+async def test_only_one_stream_at_a_time_is_sent_to_learn(relayed: Relayed) -> None:
+    may_end = asyncio.Event()
+    relayed.replica.says(EVENTS, chunk(TOKEN), may_end, chunk(DONE) + b"0\r\n\r\n")
+    async with asyncio.TaskGroup() as group:
+        answers = []
+        for asked in (1, 2):
+            answers.append(group.create_task(relayed.stream()))
+            await eventually(lambda asked=asked: relayed.replica.asked == asked)
+        assert ASKED in relayed.replica.body
+        may_end.set()
+    assert {each.result().content for each in answers} == {TOKEN + DONE}
