@@ -130,7 +130,7 @@ class Gateway:
         sessions = Sessions(keyring, self.store, settings.redis.namespace)
         findings = Findings(settings, self.certificates.shown, self.fleet, self.status, self.tasks)
         shown = ClusterView(self.status, operations, self.store), decisions, Prefixes(self.store), findings, explained
-        add_console(control, sessions, *shown, self.metrics.logins, lambda: self.status.is_draining)
+        add_console(control, sessions, *shown, operations, self.metrics.logins, lambda: self.status.is_draining)
         self.history = History(self.store, self.metrics.first_tokens, settings.queue.prefill_tokens_per_s)
         self.asking = Asking(sessions, self.proxy)
         return control

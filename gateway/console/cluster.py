@@ -62,6 +62,7 @@ class ClusterView:
             "version": self._status.about["version"],
             "store": ready["store"],
             "models": self._status.models(),
+            "models_of_pools": self._status.models_of_pools(),
             "problems": _problems(ready),
             "is_of_now": True,
         }

@@ -21,8 +21,8 @@ from gateway.console.guesses import Guesses
 from gateway.console.prefixes import Prefixes
 from gateway.console.sessions import COOKIE, LASTS_S, Sessions, check_token
 from gateway.control.decisions import Decisions
-from gateway.control.operations import store_away
-from gateway.control.routes import ExplainRoute
+from gateway.control.operations import Operations, store_away
+from gateway.control.routes import ExplainRoute, refuse_other_origins
 from gateway.errors import ApiError
 from gateway.metrics.fast_counters import FastCounter
 from gateway.request.keyring import Caller
@@ -48,6 +48,7 @@ def add_console(
     prefixes: Prefixes,
     findings: Findings,
     explained: ExplainRoute,
+    operations: Operations,
     logins: FastCounter,
     is_over: Callable[[], bool],
 ) -> None:
@@ -57,6 +58,7 @@ def add_console(
     _add_login(app, sessions, logins, texts["login.html"])
     _add_live(app, sessions, Shown(cluster, decisions, findings), is_over)
     _add_asks(app, sessions, prefixes, explained)
+    _add_drains(app, sessions, operations)
 
     @app.get("/console")
     async def page(request: Request) -> Response:
@@ -110,6 +112,23 @@ def _add_asks(app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: E
         caller = await _caller(sessions, request)
         _check_token(sessions, request)
         return await explained(request, caller, None)
+
+
+def _add_drains(app: FastAPI, sessions: Sessions, operations: Operations) -> None:
+    async def drain(request: Request, name: str, *, is_over: bool) -> Response:
+        await _caller(sessions, request)
+        _check_token(sessions, request)
+        refuse_other_origins(request)  # without API keys, there is no token
+        told = orjson.dumps(await operations.drain(name, is_over=is_over))
+        return Response(told, headers=_HEADERS, media_type="application/json")
+
+    @app.post("/console/replicas/{name}/drain")
+    async def begin(request: Request, name: str) -> Response:
+        return await drain(request, name, is_over=False)
+
+    @app.post("/console/replicas/{name}/undrain")
+    async def end(request: Request, name: str) -> Response:
+        return await drain(request, name, is_over=True)
 
 
 def _add_login(app: FastAPI, sessions: Sessions, logins: FastCounter, form: str) -> None:

@@ -147,12 +147,17 @@ def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: De
         return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 
+def refuse_other_origins(request: Request) -> None:
+    """Raises ApiError for a POST that a web page of another origin can send without asking: any but with this content
+    type."""
+    if request.method == "POST" and request.headers.get("content-type") != "application/json":
+        message = "content-type: send application/json; the body may be empty."
+        raise ApiError(415, "unsupported_media_type", message, "content-type")
+
+
 def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> None:
     def check(request: Request) -> None:
-        # A web page of another origin can send a POST without asking, but not with this content type.
-        if request.method == "POST" and request.headers.get("content-type") != "application/json":
-            message = "content-type: send application/json; the body may be empty."
-            raise ApiError(415, "unsupported_media_type", message, "content-type")
+        refuse_other_origins(request)
         _refuse_others(keyring, request)
 
     @app.api_route("/v1/demand", methods=_GET_OR_HEAD)

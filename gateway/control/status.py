@@ -111,6 +111,15 @@ class Status:
         """The names of the models that are served."""
         return [str(card["id"]) for card in self._fleet.model_cards()]
 
+    def models_of_pools(self) -> dict[str, list[str]]:
+        """Pool → the names of the models that are served there, at most _MOST_NAMES: base models first."""
+        found: dict[str, list[str]] = {}
+        served = [(each.adapter is not None, name, each.pool) for name, of in self._fleet.served.items() for each in of]
+        for _, name, pool in sorted(served):
+            if len(names := found.setdefault(pool, [])) < _MOST_NAMES:
+                names.append(name)
+        return found
+
     async def refresh_gauges(self) -> None:
         """Set the gauges whose values are kept elsewhere; called for each scrape. Replicas' figures are read from the
         store now: they change all the time, and only scrapes need them. While it is away, they are those read last."""

@@ -67,6 +67,7 @@ def test_each_gateway_shows_all_gateways_and_replicas_and_the_last_minutes(stage
         seen = first_cluster(url)
         assert {one["id"].partition(".")[0] for one in seen["gateways"]} >= {"gw0", "gw1"}
         assert {one["id"] for one in seen["replicas"]} >= {"r0", "r1", "r2"}
+        assert all("sim" in seen["models_of_pools"][one["pool"]] for one in seen["replicas"])
         assert seen["store"] == "up"
         wait_until(lambda url=url: any(pool["history"] for pool in first_cluster(url)["pools"]), within_s=15)
         [point, *_] = next(pool["history"] for pool in first_cluster(url)["pools"] if pool["history"])
@@ -210,6 +211,24 @@ def test_a_prompt_is_sent_for_a_page_of_the_session_only(guarded: Stage, browser
     assert httpx.post(sent, json=body, headers=beside_others).status_code == 200
     assert answer.headers["x-kvgate-replica"] in {sim.id for sim in guarded.sims}
     assert httpx.get(sent, cookies=held).status_code == 404
+
+
+def test_a_replica_is_drained_for_a_page_of_a_session_only_at_any_gateway(guarded: Stage, stage: Stage) -> None:
+    name = guarded.sims[0].id
+    path = f"/console/replicas/{name}/drain"
+    with httpx.Client(timeout=20) as browser:
+        held = {COOKIE: log_in(browser, guarded.gateways[0], "secret-root").cookies[COOKIE]}
+    for url, action, state in ((guarded.gateways[0], "drain", "draining"), (guarded.gateways[1], "undrain", "ready")):
+        token = token_of(httpx.get(f"{url}/console", cookies=held).text)
+        good = {"x-kvgate-csrf": token, "content-type": "application/json"}
+        for cookies, headers, status in (({}, good, 401), (held, {}, 403), (held, {"x-kvgate-csrf": token}, 415)):
+            assert httpx.post(url + path, cookies=cookies, headers=headers).status_code == status
+        told = httpx.post(f"{url}/console/replicas/{name}/{action}", cookies=held, headers=good).json()
+        assert (told["id"], told["state"]) == (name, state)
+    unknown = httpx.post(f"{guarded.gateways[0]}/console/replicas/none/drain", cookies=held, headers=good)
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "replica_not_found")
+    # Without keys there is no token: then only the content type keeps pages of other origins out.
+    assert httpx.post(f"{stage.gateways[0]}/console/replicas/{stage.sims[0].id}/drain").status_code == 415
 
 
 def token_of(page: str) -> str:
