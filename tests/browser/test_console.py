@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from base64 import b64encode
@@ -16,7 +17,7 @@ import httpx
 import pytest
 import redis
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from bench.cluster import Cluster, running_cluster
 from tests.api.stage import api_key, bearer, chat_body, fresh, running_gateway
@@ -121,7 +122,7 @@ def test_requests_of_the_other_gateway_appear_and_open(browser: Browser, cluster
 
 def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Cluster) -> None:
     url = cluster.gateway_urls[1]
-    with page_of(browser, url, viewport={"width": 390, "height": 800}) as (page, _):
+    with page_of(browser, url) as (page, _):
         log_in(page, url)
         page.get_by_role("link", name="Queue").click()
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
@@ -129,10 +130,68 @@ def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Clus
             expect(page.locator("#waiting")).to_contain_text("no replica has room")
             expect(page.locator("#rooms")).to_contain_text("1 of 1")
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
-        for view in ("Overview", "Decisions", "Prefixes", "Queue", "Store", "Ask"):
-            page.get_by_role("link", name=view).click()
-            width = page.evaluate("document.documentElement.scrollWidth")
-            assert width <= 390, f"{view}: a phone scrolls tables and pictures, not the page"
+
+
+def test_nothing_scrolls_sideways_on_a_phone_or_a_small_laptop(browser: Browser, cluster: Cluster) -> None:
+    url = cluster.gateway_urls[0]
+    for width, is_card in ((390, True), (1180, False)):
+        with page_of(browser, url, viewport={"width": width, "height": 800}) as (page, _):
+            log_in(page, url, "decisions")
+            rows = page.locator("#records tr[data-request]")
+            wait_until(lambda rows=rows: ask(url, fresh("row")) or rows.count() > 1)
+            for view in ("Overview", "Decisions", "Prefixes", "Queue", "Store", "Ask"):
+                page.get_by_role("link", name=view).click()
+                expect(page.locator("main > section:visible tbody tr").first).to_be_visible()
+                wide = page.evaluate(_WIDER_THAN_THE_SCREEN)
+                assert wide == [], f"{view} at {width}"
+            page.get_by_role("link", name="Overview").click()
+            first = page.get_by_role("cell", name="tells what it holds").first
+            assert (first.evaluate("cell => getComputedStyle(cell, '::before').content") == '"Agent: "') is is_card
+
+
+_WIDER_THAN_THE_SCREEN = """
+[document.documentElement, ...document.querySelectorAll(".scroll")]
+    .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.innerText.slice(0, 200))
+"""
+
+
+def test_each_replica_tells_its_requests_ttft_and_errors_at_whichever_gateway(
+    browser: Browser, cluster: Cluster
+) -> None:
+    url, other = cluster.gateway_urls
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        expect(page.locator("#since")).to_contain_text("since the page opened")
+        served = streamed(other, text := fresh())
+        row = page.locator(f"#replicas tr[data-key={served}]")
+        # A page counts from a second after it was opened.
+        wait_until(lambda: streamed(other, text) and told(row, "TTFT p50").inner_text().endswith("s"))
+        expect(told(row, "Requests/s")).to_have_text(A_NUMBER)
+        expect(told(row, "Errors")).to_have_text("0")
+        expect(page.locator("#totals")).to_contain_text(re.compile(r"2 gateways · [0-9.]*[1-9] requests/s · 0 waiting"))
+        for replica in cluster.replicas:
+            if replica.id != served:
+                expect(told(page.locator(f"#replicas tr[data-key={replica.id}]"), "Requests/s")).to_have_text("0")
+            replica.fail("cut", after_tokens=1)
+        streamed(other, fresh())
+        expect(page.get_by_role("table").locator("td.bad[data-label=Errors]")).to_have_text("1")
+        for replica in cluster.replicas:
+            replica.fail("none")
+        page.get_by_role("link", name="Decisions").click()
+        expect(page.locator("#records td.bad")).to_have_text("200, broken")
+
+
+A_NUMBER = re.compile(r"^[0-9.]*[1-9]$")
+
+
+def streamed(url: str, text: str) -> str:
+    """The replica that has streamed an answer."""
+    body, headers = chat_body(text, stream=True), bearer("root")
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=20).headers["x-kvgate-replica"]
+
+
+def told(row: Locator, title: str) -> Locator:
+    return row.locator(f"td[data-label='{title}']")
 
 
 @contextmanager
@@ -224,7 +283,9 @@ def test_the_store_and_the_limits_of_tenants_are_shown(browser: Browser, cluster
         expect(page.locator("#conditions")).to_contain_text("Nothing is wrong.")
         page.get_by_role("link", name="Queue").click()
         with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, held(http, 2):
-            expect(page.locator("tr[data-tenant=research]")).to_contain_text("2 of 40")
+            tenant = page.locator("#tenants tr[data-key=research]")
+            expect(tenant).to_contain_text("2 of 40")
+            expect(tenant.get_by_role("meter", name="in flight")).to_have_attribute("aria-valuenow", "2")
 
 
 def test_what_the_doctor_finds_is_told_with_its_fix(browser: Browser, cluster: Cluster, tmp_path: Path) -> None:
@@ -241,7 +302,7 @@ def test_what_the_doctor_finds_is_told_with_its_fix(browser: Browser, cluster: C
         expect(page.locator("#problems")).to_contain_text("allkeys-lru", timeout=10_000)
         expect(page.get_by_role("img", name="gateways: 3, Redis, replicas: 3")).to_be_visible()
         store.config_set("maxmemory-policy", before)
-        expect(page.locator("#problems")).to_contain_text("Nothing is wrong.", timeout=10_000)
+        expect(page.locator("#wrong")).to_be_hidden(timeout=10_000)
 
 
 def test_a_prefix_that_is_used_appears_with_who_holds_it(browser: Browser, cluster: Cluster) -> None:
@@ -252,20 +313,54 @@ def test_a_prefix_that_is_used_appears_with_who_holds_it(browser: Browser, clust
             answer = httpx.post(f"{url}/v1/chat/completions", json=chat_body(text), headers=bearer("root"), timeout=20)
         page.get_by_role("link", name="Prefixes").click()
         expect(page.locator("#keys")).to_contain_text(f"{answer.headers['x-kvgate-replica']} (gpu", timeout=10_000)
+        expect(page.locator("#keys")).to_contain_text(re.compile(r"sim · \d+ tokens · \d+ s ago"))
+        expect(page.locator("#keys")).not_to_contain_text("a hot prefix")
         page.locator("#order select").select_option("the largest")
         expect(page.locator("#keys tr").first).to_be_visible()
+
+
+def test_a_button_drains_a_replica_and_the_page_of_another_gateway_ends_that(
+    browser: Browser, cluster: Cluster
+) -> None:
+    url, other = cluster.gateway_urls
+    name = cluster.replicas[0].id
+    with page_of(browser, url) as (page, _), page_of(browser, other) as (page_of_other, _):
+        log_in(page, url)
+        log_in(page_of_other, other)
+        page.get_by_role("button", name=f"Drain {name}").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        seen = page.locator("#since").inner_text()
+        expect(page.locator("#since")).not_to_have_text(seen)  # the rows were drawn anew since
+        expect(page.get_by_role("button", name=f"Drain {name}")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.get_by_role("dialog", name=f"Drain {name}?").get_by_role("button", name="Drain").click()
+        expect(page.locator("#acted")).to_have_text(f"{name} gets no new requests.")
+        row = page_of_other.locator(f"#replicas tr[data-key={name}]")
+        expect(row).to_contain_text("drained", timeout=30_000)
+        expect(page_of_other.locator("#health")).to_contain_text(f"replica {name}: it is drained")
+        expect(page_of_other.locator("#status")).to_have_class("status warn")
+        page.get_by_role("link", name="Queue").click()
+        expect(page.locator("#rooms tr", has_text=name)).to_contain_text("no: drained")
+        page_of_other.get_by_role("button", name=f"Serve again: {name}").click()
+        expect(row).to_contain_text("ready", timeout=10_000)
+        expect(page.locator("#rooms tr", has_text=name)).to_contain_text("yes")
 
 
 def test_a_killed_replica_is_shown_within_seconds(browser: Browser, cluster: Cluster) -> None:
     url = cluster.gateway_urls[0]
     with page_of(browser, url) as (page, _):
         log_in(page, url)
-        expect(page.locator("#problems")).to_contain_text("Nothing is wrong.")
+        expect(page.locator("#totals")).to_contain_text("3 of 3 replicas ready")
+        expect(page.locator("#wrong")).to_be_hidden()
         victim = cluster.replicas[1]
         victim.kill()
         expect(page.locator("#problems")).to_contain_text(f"replica {victim.id}", timeout=SHOWN_WITHIN_MS)
-        expect(page.locator(f"tr[data-replica={victim.id}] td.bad")).to_be_visible()
-        expect(page.locator(f"tr[data-replica={victim.id}]")).to_contain_text("nothing to tell")
+        expect(page.locator("#health")).to_contain_text(f"replica {victim.id}: ")
+        expect(page.locator("#status")).to_have_class("status bad")
+        expect(page.locator("#totals")).to_contain_text("2 of 3 replicas ready")
+        expect(page.locator(f"#replicas tr[data-key={victim.id}] td.bad")).to_be_visible()
+        expect(page.locator(f"#replicas tr[data-key={victim.id}]")).to_contain_text("nothing to tell")
 
 
 def test_a_gateway_that_died_is_named_until_it_is_back(browser: Browser, cluster: Cluster) -> None:
@@ -310,21 +405,3 @@ def test_while_redis_is_away_nothing_is_told_as_if_it_were_of_now(
         finally:
             os.kill(pid, signal.SIGCONT)
         expect(page.locator("#stale")).to_be_hidden(timeout=20_000)
-
-
-def test_a_replica_that_is_drained_is_told_to_be(browser: Browser, cluster: Cluster) -> None:
-    url = cluster.gateway_urls[0]
-    drained = f"{url}/v1/replicas/{cluster.replicas[0].id}"
-    with page_of(browser, url) as (page, _):
-        log_in(page, url)
-        httpx.post(f"{drained}/drain", json={}, headers=bearer("root")).raise_for_status()
-        row = page.locator(f"tr[data-replica={cluster.replicas[0].id}]")
-        try:
-            expect(row).to_contain_text("drained", timeout=30_000)
-            page.goto(f"{url}/console#queue")
-            rooms = page.locator("#rooms tr", has_text=cluster.replicas[0].id)
-            expect(rooms).to_contain_text("no: drained")
-            page.goto(f"{url}/console#overview")
-        finally:
-            httpx.post(f"{drained}/undrain", json={}, headers=bearer("root")).raise_for_status()
-        expect(row).to_contain_text("ready", timeout=10_000)

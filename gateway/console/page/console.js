@@ -2,14 +2,17 @@
 
 import { begin as beginAsk, drawModels } from "./ask.js";
 import { addDropped, addRecent, addRecords, drawRecords, setTrouble } from "./decisions.js";
+import { begin as beginDrain } from "./drain.js";
 import { at, clock } from "./elements.js";
+import * as figures from "./figures.js";
 import { drawFindings, drawOverview } from "./overview.js";
 import { drawPrefixes, readPrefixes } from "./prefixes.js";
 import { drawQueue } from "./queue.js";
+import { drawStatus } from "./status.js";
 import { drawStore } from "./store.js";
 
 const VIEWS = ["overview", "decisions", "prefixes", "queue", "store", "ask"];
-const DRAW = { overview: drawOverview, queue: drawQueue, store: drawStore, ask: drawModels };
+const DRAW = { overview: drawOverview, prefixes: drawPrefixes, queue: drawQueue, store: drawStore, ask: drawModels };
 const PREFIXES_MS = 5000;
 const SILENT_MS = 8000;
 const token = document.querySelector("meta[name=token]").content;
@@ -32,7 +35,9 @@ function showView() {
 
 // Draws what is seen. What is hidden is drawn when it is shown: a large fleet would keep the browser busy.
 function draw() {
-  if (cluster !== null) DRAW[view()]?.(cluster);
+  if (cluster === null) return;
+  drawStatus(cluster);
+  DRAW[view()]?.(cluster);
 }
 
 function heard(told) {
@@ -47,22 +52,29 @@ function heard(told) {
 // Tells that what is shown is not of now. What is asked in Ask is.
 function tellWhen() {
   const isSilent = Date.now() - heardMs >= SILENT_MS;
+  at("health").hidden = isSilent;
+  if (isSilent) at("totals").textContent = "";
   at("stale").hidden = view() === "ask" || cluster === null || (cluster.is_of_now && !isSilent);
   if (isSilent) at("stale").textContent = `The gateway does not answer. What is shown is of ${clock(heardMs)} or before.`;
   else if (cluster?.seen_ms) at("stale").textContent = `Redis does not answer. What is shown is of ${clock(cluster.seen_ms)} or before.`;
   else at("stale").textContent = "Redis does not answer. Only what this gateway knows is shown.";
 }
 
+function heardTrouble(text) {
+  figures.restart(text);
+  setTrouble(text);
+}
+
 function listen() {
   const source = new EventSource("/console/live");
   const on = (name, take) => source.addEventListener(name, (event) => take(JSON.parse(event.data)));
-  source.addEventListener("open", () => { at("link").textContent = "connected"; setTrouble(""); });
+  source.addEventListener("open", () => { at("link").textContent = "connected"; heardTrouble(""); });
   on("cluster", heard);
   on("doctor", drawFindings);
   on("recent", addRecent);
-  on("decisions", addRecords);
-  on("dropped", addDropped);
-  on("trouble", setTrouble);
+  on("decisions", (records) => { figures.count(records); addRecords(records); });
+  on("dropped", (count) => { figures.countDropped(count); addDropped(count); });
+  on("trouble", heardTrouble);
   source.addEventListener("error", () => {
     at("link").textContent = "not connected; trying again";
     if (source.readyState === EventSource.CLOSED) setTimeout(again, 2000);
@@ -93,11 +105,12 @@ at("logout").hidden = token === "";
 at("logout").addEventListener("click", logOut);
 at("filters").addEventListener("input", drawRecords);
 at("filters").addEventListener("submit", (event) => event.preventDefault());
-at("order").addEventListener("input", drawPrefixes);
+at("order").addEventListener("input", draw);
 setInterval(readPrefixes, PREFIXES_MS);
 setInterval(checkSilence, 1000);
 window.addEventListener("hashchange", showView);
 beginAsk();
+beginDrain();
 showView();
 drawRecords();
 listen();

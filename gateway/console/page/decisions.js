@@ -1,9 +1,12 @@
 // The records of requests of all gateways, as they end.
 
-import { WHY, at, cell, clock, costRow, counted, element, fill, number } from "./elements.js";
+import { WHY, at, cell, clock, costRow, duration, element, fill, number } from "./elements.js";
+import { isBroken } from "./figures.js";
 
 const MOST_KEPT = 300;
 const MOST_SHOWN = 100;
+// What the map did for a request: it saved work, it was overruled or did not choose, or it could not help.
+const WHY_CLASSES = { hit: "good", partial_hit: "good", stored: "good", pinned: "note", rebalanced: "note", cold: "quiet", fallback: "warn", last_resort: "bad" };
 const FILTERS = ["model", "replica", "why", "tenant", "request_id"];
 let records = []; // the newest first
 let dropped = 0;
@@ -47,13 +50,17 @@ export function drawRecords() {
   at("counts").textContent = `${records.length} kept, ${shown.length} match${shown.length > MOST_SHOWN ? `, the newest ${MOST_SHOWN} are shown` : ""}, ${dropped} left out because they were too many.${told}`;
 }
 
-const ms = (value) => (value === null || value === undefined ? "–" : `${counted(value)} ms`);
+function statusOf(record) {
+  const className = record.status >= 500 || isBroken(record) ? "number bad" : record.status >= 400 ? "number warn" : "number";
+  return element("td", { class: className, title: record.code ?? "" }, isBroken(record) ? `${record.status}, broken` : String(record.status));
+}
 
 function rowOf(record) {
-  const row = element("tr", { tabindex: 0, "data-request": record.request_id }, cell(clock(Date.parse(record.time))),
-    cell(record.replica), cell(record.why), number(record.prompt_tokens), number(record.matched_tokens), number(record.cached_tokens),
-    cell(ms(record.first_byte_ms), "number"), cell(String(record.status), record.status >= 400 ? "number bad" : "number"), cell(record.tenant),
-    cell(record.model), cell(record.gateway), cell(record.request_id, "id"));
+  const time = (value) => cell(duration(value), "number");
+  const row = element("tr", { tabindex: 0, "data-key": nameOf(record), "data-request": record.request_id }, cell(clock(Date.parse(record.time))),
+    cell(record.replica), cell(record.why, WHY_CLASSES[record.why]), statusOf(record), number(record.prompt_tokens), number(record.matched_tokens),
+    number(record.cached_tokens), time(record.waited_ms), time(record.first_byte_ms), time(record.duration_ms), cell(record.tenant),
+    cell(record.model), cell(record.gateway), cell(record.request_id, "long id"));
   row.addEventListener("click", () => showRecord(record));
   row.addEventListener("keydown", (event) => event.key === "Enter" && showRecord(record));
   return row;

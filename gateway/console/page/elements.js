@@ -19,9 +19,39 @@ export function drawing(name, attributes, ...children) {
 const isKnown = (value) => value !== null && value !== undefined;
 
 export const counted = (value) => (isKnown(value) ? Number(value).toLocaleString("en") : "–");
-export const percent = (value) => (isKnown(value) ? `${Math.round(100 * value)} %` : "–");
+export const percent = (value) => (isKnown(value) ? `${Math.round(100 * value)}\u00a0%` : "–");
 export const cell = (text, className = "") => element("td", className ? { class: className } : {}, text ?? "–");
 export const number = (value) => cell(counted(value), "number");
+export const rate = (perS) => (isKnown(perS) ? counted(Number(perS.toFixed(perS < 1 ? 2 : perS < 10 ? 1 : 0))) : "–");
+
+// A duration: three digits tell enough.
+export function duration(ms) {
+  if (!isKnown(ms)) return "–";
+  if (ms < 999.5) return `${ms < 100 ? Math.round(10 * ms) / 10 : Math.round(ms)} ms`;
+  return `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
+}
+
+// A cell with a bar: how much of a limit is used. It warns near the limit.
+export function barCell(title, used, limit, text) {
+  const share = Math.max(0, Math.min(1, limit ? used / limit : 1));
+  const className = share >= 1 ? "bad" : share >= 0.8 ? "warn" : "good";
+  const attributes = { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "meter", "aria-label": title, "aria-valuenow": used, "aria-valuemin": 0, "aria-valuemax": limit, "aria-valuetext": text };
+  const bar = drawing("svg", attributes, drawing("rect", { width: 100, height: 10 }), drawing("rect", { width: 100 * share, height: 10, class: className }));
+  return element("td", { class: "number" }, bar, text);
+}
+
+// A pool is named by the models that it serves; by its own name, too, if another pool serves one of these.
+export function poolName(cluster, pool) {
+  const all = cluster.models_of_pools ?? {}; // an older gateway does not tell it
+  const names = all[pool] ?? [];
+  if (names.length === 0) return pool ?? "–";
+  const words = names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more` : names.join(", ");
+  const isShared = Object.entries(all).some(([other, models]) => other !== pool && models.some((name) => names.includes(name)));
+  return isShared ? `${words} (${pool})` : words;
+}
+
+const poolTitle = (cluster, pool) => `pool ${pool}: ${(cluster.models_of_pools?.[pool] ?? []).join(", ")}`;
+export const inPool = (name, cluster, pool, before = "") => element(name, { title: poolTitle(cluster, pool) }, `${before}${poolName(cluster, pool)}`);
 
 export function size(bytes) {
   if (!isKnown(bytes)) return "–";
@@ -31,14 +61,44 @@ export function size(bytes) {
   return `${bytes.toFixed(bytes < 10 && unit ? 1 : 0)} ${units[unit]}`;
 }
 
-// The rows of a table's body; `none` says why there are none.
+// The rows of a table's body; `none` says why there are none. A row stays in the page while a row has its `data-key`, and a
+// cell while it is the same: so a button keeps the focus, and no click is lost, while figures change.
 export function fill(id, rows, none) {
   const body = at(id);
-  if (rows.length === 0) {
-    const columns = body.parentElement.querySelectorAll("th").length;
-    rows = [element("tr", {}, element("td", { colspan: columns, class: "quiet" }, none))];
+  const titles = [...body.parentElement.querySelectorAll("th")].map((title) => title.textContent);
+  if (rows.length === 0) rows = [element("tr", {}, element("td", { colspan: titles.length, class: "quiet" }, none))];
+  const wanted = new Set(rows.map((row) => row.dataset.key));
+  for (const row of [...body.rows]) if (row.dataset.key === undefined || !wanted.has(row.dataset.key)) row.remove();
+  const shown = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  let next = body.firstElementChild;
+  for (const row of rows) {
+    labelCells(row, titles);
+    const old = shown.get(row.dataset.key);
+    shown.delete(row.dataset.key);
+    const kept = old ? renewed(old, row) : row;
+    if (kept === next) next = next.nextElementSibling;
+    else body.insertBefore(kept, next);
   }
-  body.replaceChildren(...rows);
+  while (next !== null) {
+    const rest = next;
+    next = rest.nextElementSibling;
+    rest.remove();
+  }
+}
+
+// On a phone a row is a card, and its cells tell their columns. Then the roles are not those of a table by themselves.
+function labelCells(row, titles) {
+  row.setAttribute("role", "row");
+  [...row.cells].forEach((cell, i) => {
+    cell.setAttribute("role", "cell");
+    if (cell.colSpan === 1) cell.dataset.label = titles[i];
+  });
+}
+
+function renewed(old, row) {
+  const fresh = [...row.cells];
+  [...old.cells].forEach((cell, i) => cell.isEqualNode(fresh[i]) || cell.replaceWith(fresh[i]));
+  return old;
 }
 
 export const card = (title, value, ...more) =>

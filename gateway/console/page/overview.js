@@ -1,73 +1,55 @@
-// What is wrong, the last 15 minutes as curves, and the cluster as a picture and as tables.
+// The replicas, the last 15 minutes as curves, and the cluster as a picture; before these, what is wrong.
 
-import { at, card, cell, clock, counted, drawing, element, fill, isBehind, marked, number, percent, problems } from "./elements.js";
+import { drainButton } from "./drain.js";
+import { at, barCell, card, cell, clock, counted, drawing, duration, element, fill, inPool, isBehind, marked, number, percent, rate } from "./elements.js";
+import { lastMinute } from "./figures.js";
+import { agentOf, problemsOf, setFindings, stateOf } from "./status.js";
 
 const CURVE_MS = 15 * 60 * 1000;
 const POINTS_A_MINUTE = 12;
 const GAP_MS = 15_000;
 
-function stateOf(replica) {
-  if (replica.breaker_open) return ["breaker open", "bad"];
-  if (replica.state === "draining" && replica.active_requests === 0 && replica.keys === 0) return ["drained", "warn"];
-  const classes = { ready: "good", draining: "warn", asleep: "warn" };
-  return [replica.state, classes[replica.state] ?? "bad"];
-}
-
-const AGENTS = {
-  exact: ["tells what it holds", "good"],
-  relearning: ["relearning", "warn"],
-  partial: ["events tell only what is gone", "warn"],
-  unconfirmed: ["events do not tell of prefixes", "warn"],
-  unheard: ["nobody reads its events", "warn"],
-  gone: ["its agent is gone", "bad"],
-  none: ["claims only", "quiet"],
-};
-
-// What its agent tells counts only while the replica works.
-function agentOf(replica) {
-  if (stateOf(replica)[1] === "bad") return ["nothing to tell", "quiet"];
-  return AGENTS[replica.agent] ?? ["not known", "quiet"];
-}
-
-function problemsOf(cluster) {
-  const found = cluster.problems.map((problem) => `${problem.where}: ${problem.what}`);
-  for (const gateway of cluster.lost_gateways) {
-    found.push(`gateway ${gateway.id}: its lease ran out at ${clock(gateway.at_ms)}, and it is not back: it died, or does not reach Redis`);
-  }
-  for (const gateway of cluster.gateways) {
-    if (gateway.is_alive === false) found.push(`gateway ${gateway.id}: its lease has run out`);
-  }
-  for (const replica of cluster.replicas) {
-    const [state, className] = stateOf(replica);
-    if (className === "bad" && !found.some((text) => text.startsWith(`replica ${replica.id}:`))) {
-      found.push(`replica ${replica.id}: ${state}`);
-    }
-    if (["gone", "unheard"].includes(replica.agent) && className !== "bad") found.push(`agent of ${replica.id}: ${AGENTS[replica.agent][0]}`);
-  }
-  return found;
-}
-
 export function drawOverview(cluster) {
-  problems("problems", problemsOf(cluster).map((text) => element("li", {}, ...marked(text))), "Nothing is wrong.");
-  at("picture").replaceChildren(pictureOf(cluster));
-  fill("replicas", cluster.replicas.map((replica) => {
-    const [state, className] = stateOf(replica);
-    const [agent, agentClass] = agentOf(replica);
-    return element("tr", { "data-replica": replica.id }, cell(replica.id), cell(state, className), cell(agent, agentClass),
-      number(replica.active_requests), cell(percent(replica.kv_usage), "number"), number(replica.keys), cell(replica.pool));
-  }), "No replica is known.");
+  list("wrong", "problems", problemsOf(cluster).map(([text, className]) => element("li", { class: className }, ...marked(text))));
+  const minute = lastMinute();
+  at("since").textContent = sinceWhen(minute);
+  fill("replicas", cluster.replicas.map((replica) => rowOf(replica, minute.of(replica.id), cluster)), "No replica is known.");
   at("curves").replaceChildren(...cluster.pools.flatMap((pool) => [
-    element("h3", {}, `Pool ${pool.pool}`), element("div", { class: "cards curves" }, ...curvesOf(pool, cluster))]));
+    inPool("h3", cluster, pool.pool), element("div", { class: "cards curves" }, ...curvesOf(pool, cluster))]));
+  at("picture").replaceChildren(pictureOf(cluster));
+}
+
+// A list that is there only if it has something.
+function list(section, id, found) {
+  at(section).hidden = found.length === 0;
+  at(id).replaceChildren(...found);
+}
+
+function sinceWhen(minute) {
+  if (minute.seconds === null) return "";
+  const when = minute.isWhole ? "requests of the last minute" : `requests of the last ${minute.seconds} s, since the page opened`;
+  return minute.isEstimated ? `${when}; estimated from a part of them` : when;
+}
+
+function rowOf(replica, minute, cluster) {
+  const [state, className] = stateOf(replica);
+  const [agent, agentClass] = agentOf(replica);
+  const usage = replica.kv_usage;
+  return element("tr", { "data-key": replica.id }, cell(replica.id), cell(state, className), cell(agent, agentClass),
+    cell(rate(minute.requestsPerS), "number"), cell(duration(minute.ttftMs), "number"),
+    cell(counted(minute.errors), minute.errors ? "number bad" : "number"), number(replica.active_requests),
+    typeof usage === "number" ? barCell("KV in use", usage, 1, percent(usage)) : cell("–", "number"),
+    number(replica.keys), inPool("td", cluster, replica.pool), element("td", {}, drainButton(replica, cluster.is_of_now)));
 }
 
 export function drawFindings(told) {
-  const found = told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "" : "warning" },
+  setFindings(told.findings);
+  list("found-any", "findings", told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "bad" : "warn" },
     element("strong", {}, `${finding.subject}: `), `${finding.what.replace(/\.$/, "")}.`,
-    element("p", {}, "Why it matters: ", ...marked(finding.why)), element("p", {}, "Fix: ", ...marked(finding.fix))));
-  problems("findings", found, "It found nothing.");
-  at("found-at").textContent = `at ${clock(told.time_ms)}`;
+    element("p", {}, "Why it matters: ", ...marked(finding.why)), element("p", {}, "Fix: ", ...marked(finding.fix)))));
   const more = told.more ? ` ${told.more} more are not shown.` : "";
-  at("looked").textContent = `It looked at: ${told.looked_at}.${more} It looks again every minute.`;
+  const found = told.findings.length ? "" : " and found nothing";
+  at("looked").textContent = `The doctor looked at ${clock(told.time_ms)}${found}. It looked at: ${told.looked_at}.${more} It looks again every minute.`;
 }
 
 // -- curves -----------------------------------------------------------------------------------------------------------
@@ -118,7 +100,7 @@ function curve(title, points, values, said, least, now) {
   });
   const attributes = { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img", "aria-label": `${title}, the last 15 minutes` };
   return card(title, now === null || now === undefined ? "–" : said(now), drawing("svg", attributes, drawing("path", { d: path })),
-    element("p", { class: "scale quiet" }, ...["15 min ago", `scale 0 to ${said(highest)}`, "now"].map((text) => element("span", {}, text))));
+    element("p", { class: "scale quiet" }, ...["−15 min", `0 to ${said(highest)}`, "now"].map((text) => element("span", {}, text))));
 }
 
 // -- the picture ------------------------------------------------------------------------------------------------------

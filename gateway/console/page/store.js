@@ -1,6 +1,6 @@
 // The Redis that all gateways share, as the process that watches it has found it.
 
-import { at, card, cell, clock, counted, element, fill, isBehind, number, problems, size } from "./elements.js";
+import { at, card, cell, clock, counted, element, fill, inPool, isBehind, number, problems, size } from "./elements.js";
 
 const KINDS = { coordination: "KVGate's own", chunk: "LMCache's chunks of KV", other: "other programs'" };
 
@@ -26,13 +26,13 @@ export function drawStore(cluster) {
   const conditions = Object.entries(report.conditions ?? {});
   const isKnown = cluster.is_of_now && report.version !== undefined;
   if (isKnown || conditions.length) {
-    problems("conditions", conditions.map(([name, words]) => element("li", { class: "warning" }, element("strong", {}, `${name}: `), words)), "Nothing is wrong.");
+    problems("conditions", conditions.map(([name, words]) => element("li", { class: "warn" }, element("strong", {}, `${name}: `), words)), "Nothing is wrong.");
   } else {
     at("conditions").replaceChildren(element("li", {}, "Not known."));
   }
   fill("chores", cluster.pools.map((pool) => {
     const last = isBehind(pool, cluster) ? [] : pool.history[pool.history.length - 1];
     const seconds = (name) => { const lag = last[cluster.point.indexOf(name)]; return cell(typeof lag === "number" ? `${lag.toFixed(1)} s` : "–", "number"); };
-    return element("tr", {}, cell(pool.pool), seconds("event_lag_s"), seconds("chores_lag_s"));
+    return element("tr", { "data-key": pool.pool }, inPool("td", cluster, pool.pool), seconds("event_lag_s"), seconds("chores_lag_s"));
   }), cluster.is_of_now ? "No pool is known." : "Not known.");
 }
