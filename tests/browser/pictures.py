@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from bench.cluster import running_cluster
@@ -22,6 +24,7 @@ from tests.programs import CHROMIUM
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
 _WIDTH, _HEIGHT = 1180, 860
+_WIDE, _PHONE = 1680, 390
 _LOAD_S = 200
 _NUMBERS = " ".join(map(str, range(1, 601)))
 _WITH_TENANTS: dict[str, Any] = {
@@ -38,22 +41,27 @@ _WITH_TENANTS: dict[str, Any] = {
 
 
 @contextmanager
-def page(browser: Browser, scheme: str) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": _WIDTH, "height": _HEIGHT}, color_scheme=scheme)  # type: ignore[arg-type]
+def page(browser: Browser, scheme: str, width: int = _WIDTH) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": width, "height": _HEIGHT}, color_scheme=scheme)  # type: ignore[arg-type]
     yield context.new_page()
     context.close()
 
 
 def take(page: Page, name: str, lowest: int | None = None) -> None:
-    """A picture of the page: of all of it, or down to `lowest`."""
-    clip = {"x": 0, "y": 0, "width": _WIDTH, "height": lowest} if lowest else None
-    page.screenshot(path=FOLDER / f"{name}.png", full_page=True, clip=clip)  # type: ignore[arg-type]
+    """A picture of the page: of all of it, or down to `lowest`. Its colours are few, so a palette keeps it small."""
+    clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": lowest} if lowest else None  # type: ignore[index]
+    taken = page.screenshot(full_page=True, clip=clip)  # type: ignore[arg-type]
+    save(taken, name)
+
+
+def save(taken: bytes, name: str) -> None:
+    small = Image.open(BytesIO(taken)).convert("RGB").quantize(255, Image.Quantize.MAXCOVERAGE)
+    small.save(FOLDER / f"{name}.png", optimize=True)
 
 
 def show(page: Page, url: str, view: str, until: str) -> None:
     """Opens a view, and waits until a place in it has something."""
     page.goto(f"{url}/console#{view}")
-    page.reload()
     wait_until(lambda: page.locator(until).first.is_visible())
 
 
@@ -75,12 +83,20 @@ def with_load(browser: Browser) -> None:
         threading.Thread(target=loop.run_forever, daemon=True).start()
         load = asyncio.run_coroutine_threadsafe(gentle_load.run(described, "sim", "mixed"), loop)
         url = cluster.gateway_urls[0]
-        with page(browser, "light") as light, page(browser, "dark") as dark:
-            show(light, url, "overview", "#findings li")
+        with (
+            page(browser, "light") as light,
+            page(browser, "dark") as dark,
+            page(browser, "light", _WIDE) as wide,
+            page(browser, "dark", _PHONE) as phone,
+        ):
+            looks = {"light": light, "dark": dark, "wide": wide, "phone": phone}
+            for look in looks.values():
+                show(look, url, "overview", "#replicas tr[data-key]")
             threading.Event().wait(_LOAD_S)  # so that the curves have something
-            for look, scheme in ((light, "light"), (dark, "dark")):
-                show(look, url, "overview", "#findings li")
-                take(look, f"console-overview-{scheme}")
+            for name, look in looks.items():
+                take(look, f"console-overview-{name}", 1300 if name == "phone" else None)
+            show(phone, url, "decisions", "#records tr[data-request]")
+            take(phone, "console-decisions-phone", _HEIGHT)
             show(light, url, "decisions", "#records tr[data-request]")
             threading.Event().wait(20)
             take(light, "console-decisions-light", _HEIGHT)
@@ -101,9 +117,9 @@ def tour(page: Page, urls: list[str]) -> None:
     ask(urls[0], "tour-1", "What comes next?")
     ask(urls[1], "tour-2", "Add them up.")
     wait_until(lambda: page.locator("#records tr[data-request]").count() == 2)
-    take(page, "tour-decisions", 350)
+    take(page, "tour-decisions", 390)
     page.locator("#records tr[data-request]").first.click()
-    page.get_by_role("dialog").screenshot(path=FOLDER / "tour-record.png")
+    save(page.get_by_role("dialog").screenshot(), "tour-record")
     page.get_by_role("button", name="Close").click()
     show(page, urls[0], "ask", "#models")
     explain(page, "Which are odd?")
