@@ -132,9 +132,9 @@ def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Clus
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
 
 
-def test_nothing_scrolls_sideways_on_a_phone_or_a_small_laptop(browser: Browser, cluster: Cluster) -> None:
+def test_nothing_scrolls_sideways_from_a_phone_to_a_wide_screen(browser: Browser, cluster: Cluster) -> None:
     url = cluster.gateway_urls[0]
-    for width, is_card in ((390, True), (1180, False)):
+    for width, is_card in ((390, True), (1180, False), (1400, False)):
         with page_of(browser, url, viewport={"width": width, "height": 800}) as (page, _):
             log_in(page, url, "decisions")
             rows = page.locator("#records tr[data-request]")

@@ -60,7 +60,7 @@ function rowOf(record) {
   const row = element("tr", { tabindex: 0, "data-key": nameOf(record), "data-request": record.request_id }, cell(clock(Date.parse(record.time))),
     cell(record.replica), cell(record.why, WHY_CLASSES[record.why]), statusOf(record), number(record.prompt_tokens), number(record.matched_tokens),
     number(record.cached_tokens), time(record.waited_ms), time(record.first_byte_ms), time(record.duration_ms), cell(record.tenant),
-    cell(record.model), cell(record.gateway), cell(record.request_id, "long id"));
+    cell(record.model, "long"), cell(record.gateway), cell(record.request_id, "long id"));
   row.addEventListener("click", () => showRecord(record));
   row.addEventListener("keydown", (event) => event.key === "Enter" && showRecord(record));
   return row;

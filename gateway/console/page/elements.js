@@ -51,7 +51,7 @@ export function poolName(cluster, pool) {
 }
 
 const poolTitle = (cluster, pool) => `pool ${pool}: ${(cluster.models_of_pools?.[pool] ?? []).join(", ")}`;
-export const inPool = (name, cluster, pool, before = "") => element(name, { title: poolTitle(cluster, pool) }, `${before}${poolName(cluster, pool)}`);
+export const inPool = (name, cluster, pool) => element(name, { class: "long", title: poolTitle(cluster, pool) }, poolName(cluster, pool));
 
 export function size(bytes) {
   if (!isKnown(bytes)) return "–";

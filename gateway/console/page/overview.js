@@ -35,7 +35,7 @@ function rowOf(replica, minute, cluster) {
   const [state, className] = stateOf(replica);
   const [agent, agentClass] = agentOf(replica);
   const usage = replica.kv_usage;
-  return element("tr", { "data-key": replica.id }, cell(replica.id), cell(state, className), cell(agent, agentClass),
+  return element("tr", { "data-key": replica.id }, cell(replica.id), cell(state, className), cell(agent, `long ${agentClass}`),
     cell(rate(minute.requestsPerS), "number"), cell(duration(minute.ttftMs), "number"),
     cell(counted(minute.errors), minute.errors ? "number bad" : "number"), number(replica.active_requests),
     typeof usage === "number" ? barCell("KV in use", usage, 1, percent(usage)) : cell("–", "number"),
