@@ -78,19 +78,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = FastCounter(
-            "kvgate_requests",
-            "Answered requests. The model and the tenant are empty if a request was refused before they were known.",
-            ("path", "status", "model", "tenant"),
-            registry,
-        )
-        self.models, self.tenants = LabelValues(), LabelValues()
-        self.tokens = FastCounter(
-            "kvgate_tokens",
-            "Tokens of answers, as engines tell them; kind: prompt, cached (a part of prompt), output.",
-            ("kind", "model", "tenant"),
-            registry,
-        )
+        self._add_requests(registry)
         self.in_flight = Gauge("kvgate_requests_in_flight", "Requests that this gateway is serving.", registry=registry)
         self.uploads = Gauge("kvgate_uploads", "Requests whose body is still arriving.", registry=registry)
         self.held_bytes = Gauge(
@@ -133,6 +121,21 @@ class Metrics:
         self._add_trouble(registry)
         self._add_store(registry)
         self._add_fleet(registry)
+
+    def _add_requests(self, registry: CollectorRegistry) -> None:
+        self.models, self.tenants = LabelValues(), LabelValues()
+        self.requests = FastCounter(
+            "kvgate_requests",
+            "Answered requests. The model and the tenant are empty if a request was refused before they were known.",
+            ("path", "status", "model", "tenant"),
+            registry,
+        )
+        self.tokens = FastCounter(
+            "kvgate_tokens",
+            "Tokens of answers, as engines tell them; kind: prompt, cached (a part of prompt), output.",
+            ("kind", "model", "tenant"),
+            registry,
+        )
 
     def _add_records(self, registry: CollectorRegistry) -> None:
         self.access_log_dropped = FastCounter(

@@ -130,16 +130,9 @@ class Relay:
         watch = self._begun(job, ticket, reply)
         token_ids = asked_token_ids(job, ticket)
         edit = token_ids.take_from_events if token_ids is not None else None
-        of = job.endpoint
+        of, strips = job.endpoint, job.strip_usage or ticket.asks_usage
         events = EventRelay(
-            job.strip_usage or ticket.asks_usage,
-            of.ends,
-            edit,
-            of.token_mark,
-            job.choices,
-            of.ending_words,
-            job.has_effects,
-            plain_bytes,
+            strips, of.ends, edit, of.token_mark, job.choices, of.ending_words, job.has_effects, plain_bytes
         )
         ticket.seen_tokens = partial(_seen_tokens, job, events)
         reason, pieces = "", self._pieces
