@@ -3,6 +3,7 @@
 # make test-programs  tests that need more programs (openssl, Prometheus, …), and tests of scripts on Redis 6.2 and 7
 # make test-slow  more tests, in five minutes: soaks, benches, failovers of sentinels, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs vLLM in the user's cache folder first (3.5 GB, once)
+# make test-vllm-suite  vLLM's own API tests, directly and through gateways, on CPUs; prints what differs, and why
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
 # make test-fit      tests with real load balancers and a tracing backend; installs Caddy, Envoy, Traefik, Phoenix and Node first (1.4 GB, once)
 # make test-clients  tests of client libraries: broken streams, errors, ordinary calls; installs them first (0.8 GB, once)
@@ -43,7 +44,7 @@ ROUTERS := sglang-router,vllm-router
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
 	bench-offload bench-offload-real bench-place bench-fleet-grid bench-store
 
-.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients test-fit compose-test lock bench bench-quick bench-faults check $(MEASURED)
+.PHONY: install up test test-programs test-slow test-vllm test-vllm-suite test-lmcache test-clients test-fit compose-test lock bench bench-quick bench-faults check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -86,6 +87,9 @@ test-slow: install $(OLDEST_REDIS)
 test-vllm: install
 	@$(BIN)/python -m bench.vllm.install
 	$(BIN)/pytest $(if $(findstring tests/,$(ARGS)),,tests/vllm) -m vllm -s $(ARGS)
+
+test-vllm-suite: install
+	@$(BIN)/python -m bench.vllm.suite $(ARGS)
 
 test-lmcache: install
 	@$(BIN)/python -m bench.vllm.lmcache

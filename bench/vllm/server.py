@@ -58,7 +58,7 @@ class Server(ABC):
         """Starts it. `wait_until_healthy` tells when it serves. It dies with the thread that calls this."""
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*_die_with_this_process(), *_GIVING_WAY, *self.command()],
+                [*die_with_this_process(), *_GIVING_WAY, *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -124,7 +124,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @functools.cache
-def _die_with_this_process() -> tuple[str, ...]:
+def die_with_this_process() -> tuple[str, ...]:
     """A command prefix: it makes the command and all its children die with this process, however this process ends.
 
     `bound` kills its command. The command is the first process in a PID namespace, so its children die with it. If the
