@@ -7,7 +7,7 @@ from typing import Final
 from gateway.errors import bad_field
 from gateway.prompt import stream as tags
 from gateway.prompt.fields import Json, list_at, object_at, sorted_json, utf8
-from gateway.prompt.parts import drop_uuids, write_content_text, write_parts
+from gateway.prompt.parts import drop_uuids, write_content_text, write_part, write_parts
 from gateway.prompt.root import CHAT, EMBEDDING_CHAT, CacheScope, write_flags, write_root, write_tools
 from gateway.prompt.writer import PromptWriter
 
@@ -63,7 +63,7 @@ def _write_message(writer: PromptWriter, message: Json, param: str) -> None:
     role = writer.open_message(object_at(message, param).get("role"), f"{param}.role")
     plain = len(message) == 2 and "content" in message  # no other fields to look for
     if not plain:
-        _write_fields_before_content(writer, message, param)
+        _write_fields_before_content(writer, message, role, param)
     content = message.get("content")
     if isinstance(content, str):
         write_content_text(writer, role, content, f"{param}.content")
@@ -77,13 +77,22 @@ def _write_message(writer: PromptWriter, message: Json, param: str) -> None:
         writer.other_fields(tags.FIELD, message, _MESSAGE_FIELDS, param)
 
 
-def _write_fields_before_content(writer: PromptWriter, message: dict[str, Json], param: str) -> None:
+def _write_fields_before_content(writer: PromptWriter, message: dict[str, Json], role: str, param: str) -> None:
     writer.optional_field(tags.NAME, message.get("name"), f"{param}.name")
     writer.optional_field(tags.CALL_ID, message.get("tool_call_id"), f"{param}.tool_call_id")
     for name in ("reasoning", "reasoning_content"):  # the second one is the older name
         if (reasoning := message.get(name)) is not None:
-            writer.stream.text(utf8(reasoning, f"{param}.{name}"), tags.REASONING)
+            _write_reasoning(writer, reasoning, role, f"{param}.{name}")
             return
+
+
+def _write_reasoning(writer: PromptWriter, reasoning: Json, role: str, param: str) -> None:
+    """A text, or one content part with the embeddings of a text. vLLM knows no other part here."""
+    if isinstance(reasoning, dict) and reasoning.get("type") == "prompt_embeds":
+        writer.stream.field(tags.FIELD, b"reasoning", b'"prompt_embeds"')  # the part belongs to no content
+        write_part(writer, reasoning, param, role=role)
+    else:
+        writer.stream.text(utf8(reasoning, param), tags.REASONING)
 
 
 def _write_tool_calls(writer: PromptWriter, calls: Json, param: str) -> None:

@@ -31,6 +31,7 @@ def call(arguments: Any, **other: Any) -> dict[str, Any]:
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"b": 1, "a": 2}}}
 TOOL_REORDERED = {"function": {"parameters": {"b": 1, "a": 2}, "description": "d", "name": "f"}, "type": "function"}
+EMBEDS = {"type": "prompt_embeds", "data": "AAAA"}
 SDK_ECHO = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": []}
 
 
@@ -47,6 +48,8 @@ SDK_ECHO = {"refusal": None, "annotations": [], "audio": None, "function_call": 
         (chat({"role": "assistant", "content": []}), chat({"role": "assistant", "content": None})),
         (chat(user("a", reasoning="r")), chat(user("a", reasoning_content="r"))),
         (chat(user("a", reasoning="r")), chat(user("a", reasoning="r", reasoning_content="other"))),
+        (chat(user("a", reasoning=EMBEDS)), chat(user("a", reasoning_content=EMBEDS))),
+        (chat(user("a", reasoning=EMBEDS)), chat(user("a", reasoning={**EMBEDS, "uuid": "x"}))),
         (chat(call('{"city": "Paris"}')), chat(call({"city": "Paris"}))),
         (chat(call('{"city": "Paris"}')), chat(call('{"city":"\\u0050aris"}'))),
         (chat(call("")), chat(call(None))),
@@ -89,6 +92,9 @@ def test_requests_that_render_alike_are_the_same_prompt(one: dict[str, Any], oth
         (chat(user("a", name="b")), chat(user("a", name="c"))),
         (chat(user("a", name="b")), chat(user("a", tool_call_id="b"))),
         (chat(user("a", reasoning="r")), chat(user("ra"))),
+        (chat(user("", reasoning=EMBEDS)), chat(user("", reasoning={**EMBEDS, "data": "BBBB"}))),
+        (chat(user(None, reasoning=EMBEDS)), chat(user([EMBEDS], reasoning=""))),
+        (chat(user(None, reasoning=EMBEDS)), chat(user([EMBEDS]))),
         (chat(user("a", task="x")), chat(user([{"type": "text", "text": "a", "task": "x"}]))),
         (chat(call('{"a":1}')), chat(call('{"a":2}'))),
         (chat(call('{"a":1,"b":2}')), chat(call('{"b":2,"a":1}'))),
@@ -140,6 +146,8 @@ def test_how_the_prompt_ends_changes_only_the_tip() -> None:
         ("messages[0].name", chat(user("a", name=5))),
         ("messages[0].tool_call_id", chat(user("a", tool_call_id=[]))),
         ("messages[0].reasoning_content", chat(user("a", reasoning_content=5))),
+        ("messages[0].reasoning", chat(user("a", reasoning={"type": "text", "text": "r"}))),
+        ("messages[0].reasoning.data", chat(user("a", reasoning={"type": "prompt_embeds"}))),
         ("messages[0].tool_calls", chat(user("a", tool_calls={}))),
         ("messages[0].tool_calls[0]", chat(user("a", tool_calls=["a"]))),
         ("messages[0].tool_calls[0].function", chat(user("a", tool_calls=[{"id": "x"}]))),
