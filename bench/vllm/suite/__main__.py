@@ -8,6 +8,7 @@ it, or if a decision explains nothing.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -100,15 +101,12 @@ class _Run:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    env = environment(folder)
-    # Some tests expect that a server is not in this mode. Those that need it set it.
-    del env["VLLM_SERVER_DEV_MODE"]
-    return env | {
+    return environment(folder) | {
         "HF_HUB_CACHE": str(install.models()),
         # Some functions compile at their first call, even in eager mode, which takes a minute.
         "TORCHDYNAMO_DISABLE": "1",
         # The tests start `vllm`.
-        "PATH": f"{vllm.python().parent}:{env['PATH']}",
+        "PATH": f"{vllm.python().parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{install.packages()}:{_REPOSITORY}",
     }
 

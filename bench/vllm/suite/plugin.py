@@ -14,12 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _WAYS = ("direct", "through")
 _WAY_IN_ID = re.compile(r"\[way=\w+\]|-way=\w+(?=[-\]])|(?<=\[)way=\w+-")
 _STOPS_WITHIN_S = 30
+_RESETS_WITHIN_S = 30
 _CONTEXT_TOKENS = 2048
 
 
@@ -93,6 +95,9 @@ class _Servers:
     def go(cls, way: str) -> None:
         cls.way = way
         for server in cls.running:
+            server.host, server.port = server.addresses["direct"]
+            # Some tests expect that nobody has sent their prompt before.
+            httpx.post(server.url_for("reset_prefix_cache"), timeout=_RESETS_WITHIN_S)
             server.host, server.port = server.addresses[way]
 
 
