@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.vllm import install as vllm
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     install.install()
     with tempfile.TemporaryDirectory(prefix="kvgate-suite-") as temporary:
-        folder: Path = options.logs or Path(temporary)
+        folder = Path(options.logs or temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         tests = options.tests or FILES
         print(
@@ -45,17 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         direct, through = run(folder, "first", tests)
         verdict = compare(direct, through, DECISIONS)
         if verdict.unexplained:
-            # Answers are random, and the cores are busy: only what differs twice is a difference.
-            again = run(folder, "again", {each.test.partition("[")[0] for each in verdict.unexplained})
+            # Some answers are random, and the cores are busy: only what differs twice is a difference.
+            again = run(folder, "again", sorted({each.test.partition("[")[0] for each in verdict.unexplained}))
             verdict = compare(direct | again[0], through | again[1], DECISIONS)
         print(f"{(time.monotonic() - started) / 60:.0f} minutes\n{told(verdict, len(direct), bool(options.tests))}")
     return 0 if verdict.is_good or (options.tests and not verdict.unexplained) else 1
 
 
-def run(folder: Path, name: str, tests: Iterable[str]) -> tuple[dict[str, Result], dict[str, Result]]:
+def run(folder: Path, name: str, tests: Sequence[str]) -> tuple[dict[str, Result], dict[str, Result]]:
     """The results of these tests, directly and through gateways. Each of the processes runs a part of them."""
-    ordered = sorted(tests)
-    parts = [part for part in (ordered[n::_PROCESSES] for n in range(_PROCESSES)) if part]
+    parts = [part for part in (tests[n::_PROCESSES] for n in range(_PROCESSES)) if part]
     runs = [_Run(folder / f"{name}-{n}", part) for n, part in enumerate(parts)]
     return read([each.outcomes() for each in runs])
 
@@ -64,10 +63,8 @@ def told(verdict: Verdict, run: int, is_part: bool) -> str:
     """The verdict as text. After a part of the tests, nothing is said about decisions that explain nothing."""
     lines = [f"{run} tests ran, {verdict.compared} of them pass directly, {len(verdict.differences)} of these differ"]
     for each in verdict.differences:
-        kind, why = (
-            ("decided", each.reason) if each.reason else ("DIFFERS", f"{each.through.outcome}: {each.through.why}")
-        )
-        lines += [f"  {kind}  {each.test}", f"           {why}"]
+        said = f"{each.through.outcome}: {each.through.why}"
+        lines += [f"  {'decided' if each.reason else 'DIFFERS'}  {each.test}", f"           {each.reason or said}"]
     stale = () if is_part else verdict.stale
     lines += [f"  STALE    {pattern}: explains no difference; remove it from selection.py" for pattern in stale]
     return "\n".join(lines)

@@ -6,6 +6,7 @@ tells that of a gateway. The tests themselves are not changed. This file runs in
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -22,7 +23,9 @@ _WAYS = ("direct", "through")
 _WAY_IN_ID = re.compile(r"\[way=\w+\]|-way=\w+(?=[-\]])|(?<=\[)way=\w+-")
 _STOPS_WITHIN_S = 30
 _RESETS_WITHIN_S = 30
-_CONTEXT_TOKENS = 2048
+_CONTEXT_TOKENS = 8192
+_REPEATABLE = ("--override-generation-config", json.dumps({"temperature": 0, "repetition_penalty": 1.2}))
+"""Both runs of a test get the same answers. The penalty keeps random weights from repeating one word for ever."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,10 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     # Only this process needs pytest and this plugin. A server must not find other modules than usual.
     os.environ.pop("PYTHONPATH", None)
-    from tests.utils import RemoteOpenAIServer  # type: ignore[import-not-found]  # vLLM's tests, in the working directory
+    server_class = importlib.import_module("tests.utils").RemoteOpenAIServer  # in the working directory
 
-    _suit_to_cpus(RemoteOpenAIServer)
-    _give_two_addresses(RemoteOpenAIServer, session.config.getoption("--gateway-python"))
+    _suit_to_cpus(server_class)
+    _give_two_addresses(server_class, session.config.getoption("--gateway-python"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -117,7 +120,7 @@ def _suited(arguments: list[str]) -> list[str]:
     eager = [] if "--enforce-eager" in arguments else ["--enforce-eager"]
     # Random weights seldom end an answer. Some tests set no limit.
     given = [int(value) for name, value in pairwise(arguments) if name in ("--max-model-len", "--max_model_len")]
-    return [*eager, "--max-model-len", str(min([_CONTEXT_TOKENS, *given]))]
+    return [*eager, *_REPEATABLE, "--max-model-len", str(min([_CONTEXT_TOKENS, *given]))]
 
 
 def _give_two_addresses(server_class: Any, python: str) -> None:

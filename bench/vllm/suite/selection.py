@@ -38,7 +38,6 @@ FILES: Final = tuple(
         "scale_out/token_in_token_out/test_serving_tokens.py",
         "scale_out/derender/test_derender_parity.py",
         "serve/instrumentator/test_basic.py",
-        "serve/instrumentator/test_metrics.py",
         "serve/instrumentator/test_orca_metrics.py",
         "serve/middleware/test_optional_middleware.py",
         "serve/sagemaker/test_sagemaker_handler_overrides.py",
@@ -55,11 +54,20 @@ FILES: Final = tuple(
         "pooling/token_embed/test_online.py",
     )
 )
-"""Files with tests that need a server and a small model of text. Files that need large models, several devices or
-downloaded media are left out, and files that start no server."""
+"""Files with tests that need a server and a small model of text. Left out are files that need large models, several
+devices or downloaded media, files that start no server, and files about paths that never reach a replica: /metrics,
+which is the gateway's own, and the administration of engines."""
 
 _SECURITY = "docs/security.md, What clients cannot set"
+_KEYS = "docs/security.md, API keys and tenants"
+_OWN = "docs/endpoints.md, Paths that the gateway answers itself"
+_REFUSED = "docs/endpoints.md, Paths that go to a replica"
 DECISIONS: Final = {
     "*/test_chat_completion.py::test_kv_transfer_prompt_token_ids_*": f"kv_transfer_params is removed ({_SECURITY})",
+    "*/test_optional_middleware.py::test_no_request_id_header*": "x-request-id is on every answer (docs/endpoints.md)",
+    "*/test_optional_middleware.py::test_*missing_api_token*": f"the gateway checks its own keys ({_KEYS})",
+    "*/test_orca_metrics.py::test_*_with_orca_header*": f"the header endpoint-load-metrics-format is dropped ({_SECURITY})",
+    "*/instrumentator/test_basic.py::test_show_version*": f"/version is that of the gateway ({_OWN})",
+    "*/instrumentator/test_basic.py::test_server_load*": f"/load is refused, it tells of one engine ({_REFUSED})",
 }
 """Patterns of tests that pass directly and not through a gateway, each with its reason."""
