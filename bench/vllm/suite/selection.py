@@ -68,6 +68,7 @@ DECISIONS: Final = {
     "*/test_optional_middleware.py::test_*missing_api_token*": f"the gateway checks its own keys ({_KEYS})",
     "*/test_orca_metrics.py::test_*_with_orca_header*": f"endpoint-load-metrics-format is dropped ({_SECURITY})",
     "*/test_sagemaker_stateful_sessions.py::test_*": f"the headers of SageMaker's sessions are dropped ({_SECURITY})",
+    "*/test_serving_tokens.py::test_stream_delivers_abort_finish_chunk*": f"abort_requests administers ({_REFUSED})",
     "*/instrumentator/test_basic.py::test_show_version*": f"/version is that of the gateway ({_OWN})",
     "*/instrumentator/test_basic.py::test_server_load*": f"/load is refused, it tells of one engine ({_REFUSED})",
 }
