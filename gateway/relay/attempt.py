@@ -154,19 +154,15 @@ class Attempts:
 
     async def _place(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Ticket | None:
         """The next attempt's place. It may have to wait for it. The `last` attempt gives back its load."""
-        if tickets:
-            return await self._place_once(job, tickets, last)
-        await self._holds.until_ready(job)
-        ticket = await self._place_once(job, tickets, last)
-        while ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
-            await self._holds.until_ready(job, was_refused=True)
-            ticket = await self._place_once(job, tickets, last)
-        return ticket
-
-    def _place_once(self, job: Job, tickets: list[Ticket], last: Ticket | None) -> Coroutine[Any, Any, Ticket | None]:
-        if job.has_choice:
-            self._router.aim(job, [each.replica for each in tickets])
-        return self._router.place(job, self._tried(job, tickets), last)
+        if not tickets:
+            await self._holds.until_ready(job)
+        while True:
+            if job.has_choice:
+                self._router.aim(job, [each.replica for each in tickets])
+            ticket = await self._router.place(job, self._tried(job, tickets), last)
+            if ticket is not None or tickets or not self._holds.may_hold(job):
+                return ticket
+            await self._holds.until_ready(job, was_refused=True)  # the last replica was drained or lost just now
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
         """Whether to ask another replica. Others may have come since the request was read."""
