@@ -76,8 +76,8 @@ def top(
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Gives a function that waits so many seconds for a key, and returns it; empty if none came. Keys count at once,
-    not only with the end of a line."""
+    """Gives a function that waits so many seconds for a key, and returns it; empty if none came, q if none can come any
+    more. Keys count at once, not only with the end of a line."""
     if not sys.stdin.isatty():
         yield _nothing_after
         return
@@ -87,7 +87,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
-        yield lambda seconds: sys.stdin.read(1) if select.select([sys.stdin], [], [], seconds)[0] else ""
+        yield lambda seconds: sys.stdin.read(1) or "q" if select.select([sys.stdin], [], [], seconds)[0] else ""
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 

