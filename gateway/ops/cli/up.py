@@ -74,14 +74,17 @@ async def _ask_first(
     need a key."""
     key = env.get(_KEY) or None
     needs: Key = "set" if key else None
+    why_not = "no replica lists a model"
     try:
-        model, why_not = await first_model(layout.url, key), "no replica lists a model"
+        model = await first_model(layout.url, key)
     except KeyWantedError:
         found = f"{_KEY} is none of this cluster's API keys" if key else "this cluster asks for API keys"
-        model, needs, why_not = None, "wanted", f"{found}. Set {_KEY} to one of them, and send the first one yourself"
-    if model is None:
-        console.print(f"\n[yellow]no request was sent[/]: {why_not}")
-        return None, needs
+        needs, why_not = "wanted", f"{found}. Set {_KEY} to one of them, an admin's if it is to see all"
+        model = await first_model(layout.replicas[0].url, env.get("KVGATE_REPLICA_API_KEY"), is_gateway=False)
+    if model is None or needs == "wanted":
+        what = "no request was sent" if load is None else "no request was sent, and no load is"
+        console.print(f"\n[yellow]{what}[/]: {why_not}")
+        return model, needs
     if with_demo and not plan.detach:
         await _show_demo(console, layout, model, key)
     if load is not None:
@@ -121,6 +124,7 @@ def _show_layout(console: Console, layout: Cluster, plan: Plan) -> None:
     logs = escape(str(plan.state_dir / "logs"))
     console.print(f"[bold green]ready[/]: {layout.url} is shared by all gateways; logs are in {logs}")
     if plan.detach:
+        console.print(f"see it in a browser: {layout.url}/console", markup=False)
         console.print(f"stop it with: {_shown(sys.argv[0])} down --state-dir {plan.state_dir}", markup=False)
 
 
@@ -141,6 +145,8 @@ def _line_of(request: DemoRequest) -> str:
     if request.problem is not None:
         return f"{head} [yellow]failed[/]: {escape(printable(request.problem))}"
     where = f"{request.replica}, {request.matched_tokens} tokens matched, {request.decision}"
+    if not request.replica:
+        where = "answered (where and why, only an admin's key is told)"
     return f"{head} → [cyan]{escape(printable(where))}[/]\n        {escape(printable(request.answer))}"
 
 

@@ -63,7 +63,7 @@ async def _send(http: httpx.AsyncClient, what: str, gateway: str, url: str, body
         answer = response.json()["choices"][0]["message"]["content"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         return DemoRequest(what, gateway, problem=f"no usable answer ({error or type(error).__name__})")
-    headers = (response.headers.get(f"x-kvgate-{name}", "?") for name in ("replica", "matched-tokens", "decision"))
+    headers = (response.headers.get(f"x-kvgate-{name}", "") for name in ("replica", "matched-tokens", "decision"))
     return DemoRequest(what, gateway, str(answer).strip(), *headers)
 
 
@@ -71,12 +71,13 @@ class KeyWantedError(Exception):
     """The gateways ask for API keys, and the demo has none of them."""
 
 
-async def first_model(url: str, key: str | None) -> str | None:
-    """The first model that the gateways at `url` list; None if they list none. Raises KeyWantedError."""
+async def first_model(url: str, key: str | None, *, is_gateway: bool = True) -> str | None:
+    """The first model that the gateways (or a replica) at `url` list; None if they list none. Raises KeyWantedError if
+    gateways want another key."""
     try:
         async with client(key) as http:
             answer = await http.get(f"{url}/v1/models")
-        if answer.status_code == 401:
+        if answer.status_code == 401 and is_gateway:
             raise KeyWantedError
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):

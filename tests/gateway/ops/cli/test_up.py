@@ -271,7 +271,7 @@ def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_wit
     with kvgate.up_in_foreground("--config", str(config)) as up:
         shown = output_until(up, "Ctrl-C stops everything")
         assert "no request was sent: this cluster asks for API keys. Set KVGATE_API_KEY" in shown
-        steps = shown.partition("Try next")[2].replace("MODEL", "sim").replace("YOUR_KEY", "secret-of-me")
+        steps = shown.partition("Try next")[2].replace("YOUR_KEY", "secret-of-me")
         export, curl = re.search(r"export .*", steps), re.search(r"curl (?:.*\\\n)?.*", steps)
         assert export is not None
         assert curl is not None
@@ -281,7 +281,7 @@ def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_wit
         assert up.wait(20) == 0
     with kvgate.up_in_foreground("--config", str(config), env={"KVGATE_API_KEY": "secret-of-me"}) as up:
         shown = output_until(up, "Ctrl-C stops everything")
-        assert "  text  via gw1 → " in shown
+        assert "  text  via gw1 → answered (where and why, only an admin's key is told)" in shown
         assert "secret-of-me" not in shown
         assert '-H "Authorization: Bearer $KVGATE_API_KEY"' in shown
 
