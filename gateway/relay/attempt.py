@@ -236,7 +236,7 @@ class Attempts:
                 self._waiting(job, tickets, failures, limit) as waiting,
             ):
                 ticket.sent_s = time.monotonic()
-                ticket.asks_usage = job.is_usage_open and self._fleet.asks_usage(ticket.replica)
+                self._decide_usage(job, ticket)
                 answer = await self._upstream.send(
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket), job.has_effects
                 )
@@ -270,16 +270,18 @@ class Attempts:
         finally:
             if answer is not None:
                 answer.close()
-            self._learn_usage(job, ticket, answer, reply)
+            self._learn_usage(ticket)
             ticket.failed()  # unless it has computed its prompt
 
-    def _learn_usage(self, job: Job, ticket: Ticket, answer: Answer | None, reply: Reply) -> None:
-        """A stream has ended. If its replica was not asked for usage, it shows whether it tells usage by itself. If the
-        stream broke, the next one shows it."""
-        member = self._fleet.members.get(ticket.replica)
-        if member is not None and job.is_usage_open and not ticket.asks_usage and not member.forces_usage:
-            is_complete = answer is not None and answer.is_complete and answer.status == 200
-            member.forces_usage = reply.usage is not None if is_complete else None
+    def _decide_usage(self, job: Job, ticket: Ticket) -> None:
+        """Whether to ask for the usage of a stream whose client says nothing of it."""
+        if job.is_usage_open:
+            asks = self._fleet.asks_usage(ticket.replica)
+            ticket.asks_usage, ticket.shows_usage = asks is True, asks is None
+
+    def _learn_usage(self, ticket: Ticket) -> None:
+        if ticket.shows_usage:
+            self._fleet.learn_usage(ticket.replica, ticket.forces_usage)
 
     def _broke(self, job: Job, ticket: Ticket, answer: Answer | None, error: UpstreamError) -> Failure:
         """The failure of an attempt without an answer. Raises ApiError if no other replica could do better."""

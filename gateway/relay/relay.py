@@ -169,6 +169,7 @@ class Relay:
                 reply.more(ready)
             raise StreamBroken(reason, by_replica=False)
         self._learn(job, ticket, reply, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
+        ticket.forces_usage = events.forces_usage
         ticket.done()
         await _ended(reply, ready + rest, drained)
 

@@ -65,6 +65,8 @@ class EventRelay:
         """By choice, if there are several: its tokens so far, if each event tells them (`continuous_usage_stats`)."""
         self.usage: dict[str, Any] | None = None
         """From the last event that had one."""
+        self._told_usage_apart = False
+        """Whether an event had usage and nothing else, as at the end of a stream."""
         self.saw_end = not ends
         """Whether the stream said that it is complete. Always true if every end is one."""
         self.unfinished = ""
@@ -86,6 +88,14 @@ class EventRelay:
     def held_bytes(self) -> int:
         """Bytes of an event that is not complete. The caller ends the stream if they exceed MAX_EVENT_BYTES."""
         return len(self._tail)
+
+    @property
+    def forces_usage(self) -> bool | None:
+        """Whether a replica that was not asked has told its usage, after a complete stream. None if this is not known:
+        nothing was generated, or the usage came in an unusual way."""
+        if self.usage is not None:
+            return True if self._told_usage_apart else None
+        return False if self.parts else None
 
     @property
     def why_incomplete(self) -> str:
@@ -207,6 +217,7 @@ class EventRelay:
                 usage, choices = document.get("usage"), document.get("choices")
                 if isinstance(usage, dict):
                     latest = latest or usage
+                    self._told_usage_apart = self._told_usage_apart or choices == []
                     if has_no_more and choices == []:
                         ready = ready[:begin] + ready[end:]
                     elif self._has_many_choices and choices:

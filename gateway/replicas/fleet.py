@@ -320,14 +320,22 @@ class Fleet:
         until_s = time.monotonic() + _REFUSES_FOR_S
         self._media_refused |= {name: until_s for name in replicas if not self.takes_media(name)}
 
-    def asks_usage(self, replica: str) -> bool:
-        """Whether to ask this replica for the usage of a stream whose client says nothing of it. The first such stream
-        is sent as it is: it shows whether the replica tells its usage by itself, which clients then get."""
+    def asks_usage(self, replica: str) -> bool | None:
+        """Whether to ask this replica for the usage of a stream whose client says nothing of it. None for the first
+        such stream: it is sent as it is, and shows whether the replica tells its usage by itself. Until that stream has
+        ended, others are asked. Call `learn_usage` at its end."""
         member = self.members.get(replica)
-        if member is None or member.forces_usage is not None:
-            return member is None or not member.forces_usage
-        member.forces_usage = False  # until that stream has ended
-        return False
+        if member is None:
+            return True
+        if member.forces_usage is None:
+            member.forces_usage = False
+            return None
+        return not member.forces_usage
+
+    def learn_usage(self, replica: str, forces_usage: bool | None) -> None:
+        """The first stream of a replica has ended. None: it has shown nothing, and the next one may."""
+        if (member := self.members.get(replica)) is not None:
+            member.forces_usage = forces_usage
 
     def takes_media(self, replica: str) -> bool:
         """Whether it has taken media since it started."""

@@ -41,6 +41,10 @@ class Ticket:
     """Whether it went by this gateway's own share of the room: see local_room.py."""
     asks_usage: bool = field(default=False, init=False)
     """Whether the gateway asks for the usage of a stream, and takes it out of what the client gets."""
+    shows_usage: bool = field(default=False, init=False)
+    """Whether this stream is to show if its replica tells usage by itself."""
+    forces_usage: bool | None = field(default=None, init=False)
+    """What it has shown."""
     used: Used | None = field(default=None, init=False)
     """What the request took; None until the answer has told."""
     is_computed: bool = field(default=False, init=False)

@@ -118,7 +118,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     if endpoint.takes_cache_salt and scope.cache_salt is not None and scope.cache_salt != salt:
         added["cache_salt"] = scope.cache_salt
     parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=is_true(document.get("stream")))
-    parsed.is_usage_open = endpoint.adds_usage and parsed.stream and "stream_options" not in document
+    parsed.is_usage_open = endpoint.adds_usage and parsed.stream and document.get("stream_options") is None
     parsed.wants_token_ids = bool(document.get("return_token_ids"))
     sampling = _sampling(endpoint, document)
     parsed.choices, parsed.max_output_tokens = output_of(endpoint, sampling)
@@ -214,16 +214,16 @@ def with_fields(body: Body, added: Mapping[str, Any], is_empty: bool = False) ->
 
 
 def usage_request(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The fields that make a stream end with its usage, and whether that chunk must be hidden from the client. None for
-    a client that says nothing of usage: what its replica is asked is decided later."""
-    if not endpoint.adds_usage or not is_true(document.get("stream")) or "stream_options" not in document:
+    """The fields that make a stream end with its usage, and whether that chunk must be hidden from the client. No
+    fields for a client that says nothing of usage: what its replica is asked is decided later."""
+    if not endpoint.adds_usage or not is_true(document.get("stream")):
         return {}, False
-    options = document["stream_options"]
-    if options is not None and not isinstance(options, dict):
-        return {}, False  # the replica answers with an error
-    if options and is_true(options.get("include_usage")):
+    options = document.get("stream_options")
+    if not isinstance(options, dict):  # the replica answers with an error, if it is not null
         return {}, False
-    wanted = {**(options or {}), "include_usage": True}
+    if is_true(options.get("include_usage")):
+        return {}, False
+    wanted = {**options, "include_usage": True}
     if "continuous_usage_stats" in wanted:  # vLLM ignores it without `include_usage`
         wanted["continuous_usage_stats"] = False
     return {"stream_options": wanted}, True

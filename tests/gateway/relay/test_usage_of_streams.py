@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.gateway.scripted import Relayed, chunk, head
+import pytest
+
+from tests.gateway.scripted import Relayed, chunk, head, whole
 from tests.polling import eventually
 
 EVENTS = head("content-type: text/event-stream", "transfer-encoding: chunked")
@@ -44,6 +46,33 @@ async def test_a_first_stream_that_breaks_shows_nothing_and_the_next_one_does(re
     relayed.replica.says(EVENTS, chunk(TOKEN + USAGE + DONE) + b"0\r\n\r\n")
     for _ in range(2):
         assert (await relayed.stream()).content == TOKEN + USAGE + DONE
+
+
+@pytest.mark.parametrize(
+    "teaches_nothing",
+    [
+        TOKEN.replace(b"}\n\n", b',"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'),
+        b'data: {"error":{"code":400,"message":"no"}}\n\n',
+    ],
+    ids=["an engine that streams in one event", "a request that is refused in its stream"],
+)
+async def test_an_unusual_first_stream_shows_nothing(relayed: Relayed, teaches_nothing: bytes) -> None:
+    relayed.replica.says(EVENTS, chunk(teaches_nothing + DONE) + b"0\r\n\r\n")
+    assert (await relayed.stream()).status_code in (200, 400)
+    relayed.replica.says(EVENTS, chunk(TOKEN + DONE) + b"0\r\n\r\n")
+    asked = []
+    for _ in range(2):
+        await relayed.stream()
+        asked.append(ASKED in relayed.replica.body)
+    assert asked == [False, True]
+
+
+async def test_a_json_answer_to_a_stream_shows_nothing(relayed: Relayed) -> None:
+    body = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
+    relayed.replica.says(whole(body))
+    await relayed.stream()
+    relayed.replica.says(EVENTS, chunk(TOKEN + USAGE + DONE) + b"0\r\n\r\n")
+    assert (await relayed.stream()).content == TOKEN + USAGE + DONE
 
 
 async def test_only_one_stream_at_a_time_is_sent_to_learn(relayed: Relayed) -> None:

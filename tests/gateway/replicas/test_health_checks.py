@@ -168,6 +168,18 @@ async def test_a_new_record_of_other_weights_stays_and_the_old_one_goes_once(mon
             assert await client.hget(old, "r0") == before
 
 
+async def test_what_a_replica_has_shown_is_forgotten_when_it_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response()
+
+    monkeypatch.setattr(sys.modules[__name__], "weights", {"root": "m", "started": "100.5"})
+    async with checked(HealthSettings(interval_s=0.5), r0=answer) as fleet:
+        member = fleet.members["r0"]
+        member.forces_usage = member.takes_media = True
+        weights["started"] = "200.5"
+        await eventually(lambda: (member.forces_usage, member.takes_media) == (None, False))
+
+
 async def _lacks(client: redis.Redis, key: str, replica: str) -> bool:
     return not await client.hexists(key, replica)
 

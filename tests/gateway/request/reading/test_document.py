@@ -93,7 +93,8 @@ def test_of_duplicate_keys_the_last_wins() -> None:
     ("document", "added", "strip"),
     [
         ({"stream": True}, {}, False),  # what is asked depends on the replica
-        ({"stream": "TRUE", "stream_options": None}, {"stream_options": {"include_usage": True}}, True),
+        ({"stream": True, "stream_options": None}, {}, False),
+        ({"stream": "TRUE", "stream_options": {}}, {"stream_options": {"include_usage": True}}, True),
         ({"stream": True, "stream_options": {"include_usage": True}}, {}, False),
         (
             {"stream": True, "stream_options": {"x": 1, "include_usage": False}},
