@@ -146,8 +146,8 @@ class Evidence:
     """Replicas whose pool nobody knows."""
     gateways: tuple[GatewayEvidence, ...] = ()
     lmcache: tuple[LmcacheEvidence, ...] = ()
-    settings: GatewaySettings | None = None
-    """The configuration that the doctor was given."""
+    settings: GatewaySettings | Unknown | None = None
+    """The configuration that the doctor was given, or why it could not be read."""
 
     def replicas(self) -> tuple[ReplicaEvidence, ...]:
         return tuple(replica for pool in self.pools for replica in pool.replicas) + self.homeless

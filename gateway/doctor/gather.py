@@ -47,8 +47,8 @@ class Targets:
     """What replicas see of the doctor."""
     api_key: str | None = None
     timeout_s: float = 2.0
-    settings: GatewaySettings | None = None
-    """The configuration, if a file was given."""
+    settings: GatewaySettings | Unknown | None = None
+    """The configuration, if there is a file."""
 
 
 async def gather(targets: Targets) -> Evidence:

@@ -117,8 +117,10 @@ def test_the_console_finds_the_same_as_the_command() -> None:
         found = {(one["code"], one["subject"]) for one in shown["findings"] if one["code"] != _OF_THE_TESTS}
         broken_things = {("redis-evicts-all", "Redis"), ("tenant-without-key", "tenant nobody-has-a-key")}
         assert found == said.found() == broken_things
-        # What only the command can see is named.
+        # What only one of the two can see is named.
         assert [one for one in shown["unchecked"] if one.startswith("gateway gw1")]
+        (cluster.state_dir / "gw0.yaml").write_text("nonsense: [")
+        assert [one["subject"] for one in doctor(*of(cluster)).unchecked] == ["configuration"]
 
 
 async def test_nor_while_it_is_under_load(healthy: Cluster) -> None:

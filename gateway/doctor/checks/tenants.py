@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.finding import Finding, FindingKind, Result
+from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.redis.address import is_cluster
-from gateway.doctor.evidence import Evidence
+from gateway.doctor.evidence import Evidence, Unknown
 from gateway.routing.tenants import NOBODY
 from gateway.settings.gateway_settings import GatewaySettings
 
@@ -95,7 +95,9 @@ def _of_queue(settings: GatewaySettings) -> Iterator[Finding]:
 
 def configured(evidence: Evidence) -> Iterator[Result]:
     """Whether the configuration that the doctor was given contradicts itself."""
-    if evidence.settings is not None:
+    if isinstance(evidence.settings, Unknown):
+        yield Unchecked("configuration", "whether its settings contradict each other", evidence.settings.why)
+    elif evidence.settings is not None:
         yield from findings(evidence.settings)
 
 

@@ -125,6 +125,7 @@ def _targets(
     redis_url: str | None, namespace: str | None, gateway: list[str] | None, config: Path | None, state_dir: Path
 ) -> Targets:
     """The servers to ask: those of the options, or else the cluster of the state directory."""
+    from gateway.doctor.evidence import Unknown
     from gateway.doctor.gather import Targets
     from gateway.ops.cli.config import load
     from gateway.ops.local.errors import ClusterError
@@ -153,8 +154,9 @@ def _targets(
         raise
     try:
         written = _configured(load(state_dir / f"{cluster.gateways[0].id}.yaml"))
-    except CommandError:  # secrets were in the environment of `kvgate up`, and are not in this one
-        written = {"replica_key": os.environ.get("KVGATE_REPLICA_API_KEY")}
+    except CommandError as error:  # mostly secrets, which were in the environment of `kvgate up` only
+        key = os.environ.get("KVGATE_REPLICA_API_KEY")
+        written = {"replica_key": key, "settings": Unknown(str(error).replace("\n", " "))}
     return Targets(
         redis_url=cluster.redis_url,
         namespace=cluster.redis_namespace,
