@@ -16,7 +16,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+INSTALLED := .venv/.installed$(if $(LOCKED),-locked)
 # Versions with hashes: of all that CI installs, and of all that the image has. `LOCKED=1 make install` takes the first.
 LOCK_OF_CI := .ci/requirements.txt
 LOCK_OF_IMAGE := deploy/docker/requirements.txt
@@ -51,8 +51,10 @@ install: $(INSTALLED)
 
 lock: install
 	@$(PIP_INSTALL) uv
-	@$(LOCK) pyproject.toml | $(ONE_LINE_EACH) >$(LOCK_OF_IMAGE)
-	@echo 'setuptools>=77' | $(LOCK) --extra dev pyproject.toml - | $(ONE_LINE_EACH) >$(LOCK_OF_CI)
+	@echo 'setuptools>=77' | $(LOCK) pyproject.toml - >.venv/lock-of-image
+	@echo 'setuptools>=77' | $(LOCK) --extra dev --extra oldest-redis pyproject.toml - >.venv/lock-of-ci
+	@$(ONE_LINE_EACH) .venv/lock-of-image >$(LOCK_OF_IMAGE)
+	@$(ONE_LINE_EACH) .venv/lock-of-ci >$(LOCK_OF_CI)
 	@wc -l $(LOCK_OF_IMAGE) $(LOCK_OF_CI)
 
 # The stamp is younger than pyproject.toml exactly when all packages of pyproject.toml are installed.
