@@ -15,10 +15,13 @@ export function drainButton(replica, isOfNow) {
 async function act(replica, action) {
   try {
     const answer = await fetch(`/console/replicas/${encodeURIComponent(replica)}/${action}`, { method: "POST", headers: HEADERS });
-    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    if (!answer.ok) {
+      at("acted").textContent = `Nothing was changed at ${replica}: ${(await answer.json()).error.message}`;
+      return;
+    }
     at("acted").textContent = action === "drain" ? `${replica} gets no new requests.` : `${replica} gets requests again.`;
   } catch (error) {
-    at("acted").textContent = `Nothing was changed at ${replica}: ${error.message}`;
+    at("acted").textContent = `It is not known whether ${replica} was changed, see its state: ${error.message}`;
   }
 }
 

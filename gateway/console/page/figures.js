@@ -44,14 +44,13 @@ export function lastMinute() {
   const told = sum(seen, "requests");
   const weight = told ? (told + sum(seen, "dropped")) / told : 1;
   const perS = (requests) => (isKnown ? (weight * requests) / Math.max(1, (now - from) / 1000) : null);
-  const byReplica = Map.groupBy(seen, (each) => each.replica);
   return {
     seconds: isKnown ? Math.round((now - from) / 1000) : null,
     isWhole: isKnown && from > sinceMs,
     isEstimated: weight > 1,
     requestsPerS: perS(told),
     of(replica) {
-      const own = byReplica.get(replica) ?? [];
+      const own = seen.filter((each) => each.replica === replica);
       const firstBytes = own.map((each) => each.firstByteMs).filter((ms) => typeof ms === "number");
       return { requestsPerS: perS(own.length), ttftMs: isKnown ? median(firstBytes) : null, errors: isKnown ? Math.round(weight * sum(own, "errors")) : null };
     },

@@ -49,7 +49,7 @@ export function drawFindings(told) {
     element("p", {}, "Why it matters: ", ...marked(finding.why)), element("p", {}, "Fix: ", ...marked(finding.fix)))));
   const more = told.more ? ` ${told.more} more are not shown.` : "";
   const found = told.findings.length ? "" : " and found nothing";
-  const rest = told.unchecked.length ? ` Not checked from here (kvgate doctor may): ${told.unchecked.join("; ")}.` : "";
+  const rest = told.unchecked?.length ? ` Not checked from here (kvgate doctor may): ${told.unchecked.join("; ")}.` : "";
   at("looked").textContent = `The doctor looked at ${clock(told.time_ms)}${found}. It looked at: ${told.looked_at}.${more}${rest} It looks again every minute.`;
 }
 
