@@ -103,7 +103,9 @@ class Status:
         return not reasons, body
 
     def _has_open_breaker(self, member: Member) -> bool:
-        """Whether requests to it failed so often that it gets a test request at most."""
+        """Whether requests to it failed so often that it gets a test request at most. Not known without the store."""
+        if not self._store.is_up():
+            return False
         state = self._store.pool(member.pool).state if member.pool and not member.identity.is_taken else None
         return state is not None and state.open_until_ms.get(member.id, 0) > state.now_ms
 

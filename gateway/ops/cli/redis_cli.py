@@ -31,7 +31,6 @@ def redis_cli(
         typer.Option(
             "--redis-url",
             "-u",
-            envvar="KVGATE_REDIS_URL",
             metavar="URL",
             help="The Redis to ask.",
             show_default="the state directory's cluster",
@@ -42,8 +41,9 @@ def redis_cli(
     """Send a command to the cluster's Redis, and print its answer as redis-cli does in a pipe.
 
     It needs no redis-cli, and finds the embedded Redis of kvgate up by itself; of a
-    Redis with sentinels the master. What would move the cursor or change colours in
-    a terminal is printed as a question mark.
+    Redis with sentinels the master. A Redis Cluster has several servers: for that,
+    use redis-cli -c. What would move the cursor or change colours in a terminal is
+    printed as a question mark.
 
     \b
     Examples:
@@ -55,7 +55,12 @@ def redis_cli(
         raise CommandError("give a command, such as `info memory`, or --scan")
     if command and command[0].lower() in _NEVER_END:
         raise CommandError(f"{command[0]} needs redis-cli itself (apt install redis-tools)")
-    asyncio.run(_run(redis_url or _of_cluster(state_dir), command, pattern))
+    from coordinator.redis.address import is_cluster
+
+    url = redis_url or _of_cluster(state_dir)
+    if is_cluster(url):
+        raise CommandError("a Redis Cluster has several servers, and this asks one: use redis-cli -c")
+    asyncio.run(_run(url, command, pattern))
 
 
 def _of_cluster(state_dir: Path) -> str:

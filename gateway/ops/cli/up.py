@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from coordinator.keys import prefix
+from coordinator.redis.address import is_cluster
 from gateway.ops.cli.printable import printable
 from gateway.ops.local import gentle_load
 from gateway.ops.local.cluster import LocalCluster
@@ -88,7 +89,7 @@ async def _ask_first(
     if with_demo and not plan.detach:
         await _show_demo(console, layout, model, key)
     if load is not None:
-        cluster.start_load(model, load)
+        cluster.start_load(model, load, key)
         console.print(f"\n{gentle_load.CLIENTS} clients send a gentle load ({load}) from now on")
     return model, needs
 
@@ -164,7 +165,8 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: P
     of_environment = f'os.environ["{_KEY}"]' if key else '"none"'
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key={of_environment})'
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
-    pattern = f"{prefix(layout.redis_namespace)}:*"
+    keys = f"  {kvgate} redis-cli {option} --scan --pattern '{prefix(layout.redis_namespace)}:*'\n"
+    redis_cli = "" if is_cluster(layout.redis_url) else keys
     openai = (
         f"  {python} -c 'import openai{', os' if key else ''}; print({sdk}.models.list())'\n"
         if find_spec("openai")
@@ -177,7 +179,6 @@ Try next
     -d {_in_double_quotes(curl_body)}
 {openai}  {kvgate} status {option}
   {kvgate} owners {option} --model {model} --text {_in_double_quotes(_PROMPT)}
-  {kvgate} redis-cli {option} --scan --pattern '{pattern}'
-Ctrl-C stops everything.
+{redis_cli}Ctrl-C stops everything.
 """
     console.print(steps, markup=False)

@@ -29,6 +29,7 @@ _HEADING = (
     "time  request id  gateway  status path  tenant  model  → replica why  "
     "tokens cached/predicted/all  ms waited, first byte, end"
 )
+_LONGEST_ID = 64
 _SILENCE_S, _AGAIN_S, _PATIENCE_S = 30.0, 1.0, 60.0
 
 Only = Annotated[str | None, typer.Option(help="Only those of this one.")]
@@ -114,6 +115,12 @@ def parsed_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
             name = ""
 
 
+def _shown_id(request_id: str) -> str:
+    """One short word: ids are their clients', and must not look like other fields, or push them away."""
+    word = "_".join(request_id.split()) or "-"
+    return word if len(word) <= _LONGEST_ID else word[: _LONGEST_ID - 1] + "…"
+
+
 def line_of(record: dict[str, Any]) -> str:
     """A record as a line for people. Its id stands before what a narrow terminal may cut off."""
 
@@ -126,5 +133,5 @@ def line_of(record: dict[str, Any]) -> str:
     status = " ".join(filter(None, (told("status"), record.get("code"))))
     names = told("gateway"), f"{status} {told('path')}", told("tenant"), told("model")
     placed = f"→ {told('replica')} {told('why')}" if record.get("replica") else "not placed"
-    line = "  ".join((str(record.get("time", ""))[11:23], told("request_id"), *names, placed, tokens, times))
+    line = "  ".join((str(record.get("time", ""))[11:23], _shown_id(told("request_id")), *names, placed, tokens, times))
     return printable(line)

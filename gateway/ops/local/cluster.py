@@ -50,7 +50,7 @@ _EVENTS_PATIENCE_S = 10.0
 _REFUSED_PATIENCE_S = 5.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 # Each gateway's file has its id and its store. These variables would override them, with one value for all gateways.
-_KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL", "KVGATE_REDIS_NAMESPACE")
+_KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL", "KVGATE_REDIS_NAMESPACE", "KVGATE_API_KEY")
 
 Probe = Callable[[], Awaitable[ProbeAnswer]]
 
@@ -105,10 +105,10 @@ class LocalCluster:
         write_cluster(plan.state_dir, cluster)
         return cluster
 
-    def start_load(self, model: str, load: str) -> None:
-        """Start a process that sends a gentle load, one of gentle_load.LOADS."""
+    def start_load(self, model: str, load: str, key: str | None) -> None:
+        """Start a process that sends a gentle load, one of gentle_load.LOADS, with this API key."""
         command = (sys.executable, "-P", "-m", "gateway.ops.local.gentle_load", str(self._plan.state_dir), model, load)
-        self._start("load", "load", command)
+        self._start("load", "load", command, {"KVGATE_API_KEY": key} if key else None)
 
     async def exits(self) -> AsyncIterator[tuple[Process, int]]:
         """Yields each process that exits from now on, with its exit code; never ends."""

@@ -49,13 +49,13 @@ def _images(dice: random.Random) -> list[Message]:
     return [{"role": "user", "content": content}, {"role": "assistant", "content": "I see it."}]
 
 
-_LOADS: dict[str, Sequence[Beginning]] = {"chat": (_chat,), "images": (_images,), "mixed": (_chat, _images)}
+LOADS: dict[str, Sequence[Beginning]] = {"chat": (_chat,), "images": (_images,), "mixed": (_chat, _images)}
 
 
 async def run(cluster: Cluster, model: str, load: str) -> None:
     """Send until cancelled. Failures are left out here: the cluster tells of them."""
     gateways = cycle(gateway.url for gateway in cluster.gateways)
-    beginnings = cycle(_LOADS[load])
+    beginnings = cycle(LOADS[load])
     async with client(os.environ.get("KVGATE_API_KEY")) as http, asyncio.TaskGroup() as group:
         for number in range(CLIENTS):
             group.create_task(_client(http, gateways, model, next(beginnings), random.Random(number)))
@@ -86,7 +86,8 @@ def _text(line: str) -> str:
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
         return ""
-    return str(orjson.loads(data)["choices"][0]["delta"].get("content") or "")
+    choices = orjson.loads(data)["choices"]
+    return str(choices[0]["delta"].get("content") or "") if choices else ""
 
 
 if __name__ == "__main__":

@@ -63,3 +63,13 @@ def test_what_redis_refuses_and_what_it_cannot_do_is_said_in_a_line(
 def test_without_a_cluster_it_says_how_to_start_one(kvgate: Kvgate) -> None:
     said = kvgate.call("redis-cli", "--state-dir", str(kvgate.state_dir), "ping")
     assert (said.returncode, "no cluster is up" in said.stderr) == (1, True)
+
+
+def test_a_redis_cluster_is_left_to_redis_cli(kvgate: Kvgate) -> None:
+    said = kvgate.call("redis-cli", "-u", "redis+cluster://127.0.0.1:7000", "--scan")
+    assert (said.returncode, "use redis-cli -c" in said.stderr) == (1, True)
+
+
+def test_the_environments_redis_is_not_asked_in_the_place_of_the_clusters(kvgate: Kvgate, server: RedisServer) -> None:
+    said = kvgate.call("redis-cli", "ping", env={"KVGATE_REDIS_URL": server.url})
+    assert (said.returncode, "no cluster is up" in said.stderr) == (1, True)

@@ -63,6 +63,15 @@ def test_a_terminal_of_100_columns_shows_the_whole_request_id() -> None:
     assert request_id in drawn(tally, width=100)[-1]
 
 
+def test_a_clients_id_is_one_short_word_in_a_line() -> None:
+    tally = Tally(90.0)
+    tally.take("", record(request_id="x  gw9  200 /v1/fake  boss", tenant="evil", status=500), 99.0)
+    tally.take("", record(request_id="B" * 128), 99.5)
+    long, forged = drawn(tally, width=100)[-2:]
+    assert forged.split()[1:4] == ["x_gw9_200_/v1/fake_boss", "gw0", "500"]
+    assert long.split()[2:4] == ["gw0", "200"]
+
+
 @pytest.mark.parametrize(("sort", "first"), [("requests", "r1"), ("keys", "r1"), ("rate", "r0"), ("cached", "r0")])
 def test_replicas_are_sorted_as_asked(sort: str, first: str) -> None:
     tally = Tally(90.0)
