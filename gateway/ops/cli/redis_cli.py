@@ -48,7 +48,7 @@ def redis_cli(
     \b
     Examples:
       kvgate redis-cli --scan --pattern 'kvgate:*'
-      kvgate redis-cli hgetall 'kvgate:{kvgate-sim-vlm-63845a77}:active'
+      kvgate redis-cli hgetall KEY       (coordinator/README.md lists the keys)
       kvgate redis-cli -u redis://redis:6379 info memory
     """
     if scan == bool(command):

@@ -107,7 +107,7 @@ class LocalCluster:
 
     def start_load(self, model: str, load: str, key: str | None) -> None:
         """Start a process that sends a gentle load, one of gentle_load.LOADS, with this API key."""
-        command = (sys.executable, "-P", "-m", "gateway.ops.local.gentle_load", str(self._plan.state_dir), model, load)
+        command = (sys.executable, "-P", "-m", "gateway.ops.cli.load", str(self._plan.state_dir), model, load)
         self._start("load", "load", command, {"KVGATE_API_KEY": key} if key else None)
 
     async def exits(self) -> AsyncIterator[tuple[Process, int]]:

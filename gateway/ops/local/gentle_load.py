@@ -1,7 +1,5 @@
 """A gentle load for a new cluster, so that there is something to see: some clients ask, read the answer, and think.
 
-    python -P -m gateway.ops.local.gentle_load STATE_DIR MODEL LOAD
-
 `chat` are conversations with one of a few system prompts, each of a few turns. `images` are questions about a few
 pictures. `mixed` is half of each. Each turn goes to the next gateway.
 """
@@ -9,13 +7,10 @@ pictures. `mixed` is half of each. Each turn goes to the next gateway.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +18,7 @@ import orjson
 from PIL import Image
 
 from gateway.ops.local.demo import client, picture
-from gateway.ops.local.state_dir import Cluster, read_cluster
+from gateway.ops.local.state_dir import Cluster
 
 CLIENTS = 6
 _TURNS, _ANSWER_TOKENS, _THINKS_S = 4, 48, 3.0
@@ -52,11 +47,11 @@ def _images(dice: random.Random) -> list[Message]:
 LOADS: dict[str, Sequence[Beginning]] = {"chat": (_chat,), "images": (_images,), "mixed": (_chat, _images)}
 
 
-async def run(cluster: Cluster, model: str, load: str) -> None:
-    """Send until cancelled. Failures are left out here: the cluster tells of them."""
+async def run(cluster: Cluster, model: str, load: str, key: str | None = None) -> None:
+    """Send until cancelled, with this API key. Failures are left out here: the cluster tells of them."""
     gateways = cycle(gateway.url for gateway in cluster.gateways)
     beginnings = cycle(LOADS[load])
-    async with client(os.environ.get("KVGATE_API_KEY")) as http, asyncio.TaskGroup() as group:
+    async with client(key) as http, asyncio.TaskGroup() as group:
         for number in range(CLIENTS):
             group.create_task(_client(http, gateways, model, next(beginnings), random.Random(number)))
 
@@ -88,8 +83,3 @@ def _text(line: str) -> str:
         return ""
     choices = orjson.loads(data)["choices"]
     return str(choices[0]["delta"].get("content") or "") if choices else ""
-
-
-if __name__ == "__main__":
-    _, _state_dir, _model, _load = sys.argv
-    asyncio.run(run(read_cluster(Path(_state_dir)), _model, _load))
