@@ -21,7 +21,8 @@ from tests.api.stage import Stage, bearer, error_of, running_gateway
 from tests.polling import wait_until
 
 CONTENT = bytes(range(256)) * 16
-REPLICAS = ("m0", "m1", "m2")
+REPLICAS = ("keeper0", "keeper1", "keeper2")
+"""Not the ids of other replicas in the same Redis: two engines with one id take it from each other."""
 
 
 class _Maker(SilentHandler):
