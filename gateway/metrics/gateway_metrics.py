@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.chores.applier import Applied
 from coordinator.pool.demand import Demand
-from gateway.metrics.fast_counters import FastCounter, FastHistogram
+from gateway.metrics.fast_counters import FastCounter, FastHistogram, KindsCounter
 from gateway.metrics.first_tokens import FirstTokens
 from gateway.metrics.label_values import LabelValues
 
@@ -130,10 +130,11 @@ class Metrics:
             ("path", "status", "model", "tenant"),
             registry,
         )
-        self.tokens = FastCounter(
+        self.tokens = KindsCounter(
             "kvgate_tokens",
             "Tokens of answers, as engines tell them; kind: prompt, cached (a part of prompt), output.",
-            ("kind", "model", "tenant"),
+            ("prompt", "cached", "output"),
+            ("model", "tenant"),
             registry,
         )
 
