@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from bench.cluster import Cluster, running_cluster
-from tests.api.stage import PATIENT_REDIS, Stage, api_key, running_gateway, running_sims, sdk
+from tests.api.stage import PATIENT_REDIS, Stage, api_key, bearer, running_gateway, running_sims, sdk
 
 # These limits keep other effects out of the tests: breakers and retry budgets that react to the failures which tests
 # cause.
@@ -70,12 +70,12 @@ def guarded_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="package")
 def stage(open_cluster: Cluster, http: httpx.Client) -> Stage:
-    return Stage(open_cluster.gateway_urls, open_cluster.replicas, http)
+    return Stage(open_cluster.gateway_urls, open_cluster.replicas, http).taught()
 
 
 @pytest.fixture(scope="package")
 def guarded(guarded_cluster: Cluster, http: httpx.Client) -> Stage:
-    return Stage(guarded_cluster.gateway_urls, guarded_cluster.replicas, http)
+    return Stage(guarded_cluster.gateway_urls, guarded_cluster.replicas, http).taught(bearer("root"))
 
 
 @pytest.fixture(scope="package")

@@ -69,6 +69,21 @@ class Stage:
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of every request. A test's own headers override them."""
 
+    def taught(self, headers: dict[str, str] | None = None) -> Stage:
+        """After the first streams, of which nobody asks the usage, of each replica at each gateway. `headers`: those of
+        a caller who is told where a request went."""
+        for gateway in range(len(self.gateways)):
+            unseen = {sim.id for sim in self.sims}
+
+            def saw_all(gateway: int = gateway, unseen: set[str] = unseen) -> bool:
+                body = chat_body(text(), stream=True, max_tokens=2)
+                answer = self.post("/v1/chat/completions", body, gateway, headers=headers or {})
+                unseen.discard(answer.headers["x-kvgate-replica"])
+                return not unseen
+
+            wait_until(saw_all)
+        return self
+
     def post(self, path: str, body: Any = None, gateway: int = 0, **request: Any) -> httpx.Response:
         if body is not None:
             request["json"] = body
