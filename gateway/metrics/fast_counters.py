@@ -44,38 +44,6 @@ class FastCounter(Collector):
         yield family
 
 
-class KindsCounter(Collector):
-    """A counter with a label `kind` before others. One write counts all kinds, in the order of `kinds`."""
-
-    def __init__(
-        self, name: str, help_text: str, kinds: Sequence[str], labels: Sequence[str], registry: CollectorRegistry
-    ) -> None:
-        self._described = (name, help_text, ("kind", *labels))
-        self._kinds = kinds
-        self._totals: dict[tuple[str, ...], list[float]] = {}
-        registry.register(self)
-
-    def add(self, labels: tuple[str, ...], *amounts: float) -> None:
-        """Add an amount of each kind to the counts for these label values."""
-        totals = self._totals.get(labels)
-        if totals is None:
-            totals = self._totals[labels] = [0.0] * len(self._kinds)
-        for index, amount in enumerate(amounts):
-            totals[index] += amount
-
-    def describe(self) -> Iterator[Metric]:
-        name, help_text, labels = self._described
-        yield CounterMetricFamily(name, help_text, labels=labels)
-
-    def collect(self) -> Iterator[Metric]:
-        name, help_text, labels = self._described
-        family = CounterMetricFamily(name, help_text, labels=labels)
-        for values, totals in list(self._totals.items()):
-            for kind, total in zip(self._kinds, totals, strict=True):
-                family.add_metric((kind, *values), total)
-        yield family
-
-
 class FastHistogram(Collector):
     """A histogram. `bounds` are its buckets' upper bounds, ascending."""
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.chores.applier import Applied
 from coordinator.pool.demand import Demand
-from gateway.metrics.fast_counters import FastCounter, FastHistogram, KindsCounter
+from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.first_tokens import FirstTokens
 from gateway.metrics.label_values import LabelValues
 
@@ -130,11 +130,10 @@ class Metrics:
             ("path", "status", "model", "tenant"),
             registry,
         )
-        self.tokens = KindsCounter(
+        self.tokens = FastCounter(
             "kvgate_tokens",
             "Tokens of answers, as engines tell them; kind: prompt, cached (a part of prompt), output.",
-            ("prompt", "cached", "output"),
-            ("model", "tenant"),
+            ("kind", "model", "tenant"),
             registry,
         )
 

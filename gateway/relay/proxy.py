@@ -145,7 +145,9 @@ class Proxy:
             if job is not None:
                 metrics.first_tokens.note(job.served.pool, reply.first_byte_s)
         if (usage := reply.usage) is not None:
-            metrics.tokens.add((model, tenant), usage.prompt_tokens, usage.cached_tokens or 0, usage.output_tokens)
+            metrics.tokens.inc("prompt", model, tenant, by=usage.prompt_tokens)
+            metrics.tokens.inc("cached", model, tenant, by=usage.cached_tokens or 0)
+            metrics.tokens.inc("output", model, tenant, by=usage.output_tokens)
 
 
 def _refuse_websocket(exchange: Exchange) -> None:
