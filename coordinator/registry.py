@@ -143,6 +143,10 @@ class PoolState:
         at_ms, by_ms = self.jumped
         return by_ms if since_ms <= at_ms <= self.now_ms else 0  # if later, the clock went back since
 
+    def has_open_breaker(self, replica: str) -> bool:
+        """Whether requests to it failed so often lately that it gets a test request at most."""
+        return self.open_until_ms.get(replica, 0) > self.now_ms
+
     def is_exact(self, replica: str) -> bool:
         """Whether events confirm what the map says of the replica: what it holds, and what it does not hold."""
         return self.is_told(replica) and self.agents[replica].mode != PARTIAL

@@ -140,9 +140,8 @@ def _without_store(
 def _figures(pool: Pool, replica: str) -> dict[str, Any]:
     """What the engine and the cluster tell of a replica besides its load."""
     engine, state = pool.figures.engines.get(replica, {}), pool.state
-    is_open = state is not None and state.open_until_ms.get(replica, 0) > state.now_ms
     return {
-        "breaker_open": is_open,
+        "breaker_open": state is not None and state.has_open_breaker(replica),
         "agent": _agent(state, replica),
         "kv_usage": engine.get("kv_usage"),
         "engine_waiting": engine.get("waiting"),

@@ -103,11 +103,11 @@ class Status:
         return not reasons, body
 
     def _has_open_breaker(self, member: Member) -> bool:
-        """Whether requests to it failed so often that it gets a test request at most. Not known without the store."""
-        if not self._store.is_up():
+        """As the store has told. While it is away, nobody knows."""
+        if not self._store.is_up() or not member.pool or member.identity.is_taken:
             return False
-        state = self._store.pool(member.pool).state if member.pool and not member.identity.is_taken else None
-        return state is not None and state.open_until_ms.get(member.id, 0) > state.now_ms
+        state = self._store.pool(member.pool).state
+        return state is not None and state.has_open_breaker(member.id)
 
     def models(self) -> list[str]:
         """The names of the models that are served."""

@@ -120,8 +120,11 @@ class Router:
         at_s, ready = self._ready.get(served.names, (0.0, served.names))
         if now_s - at_s > _READY_FOR_S:
             state = pool.state
-            broken = {name for name, until in state.open_until_ms.items() if until > state.now_ms} if state else ()
-            ready = frozenset(name for name in served.names if self._fleet.is_ready(name) and name not in broken)
+            ready = frozenset(
+                name
+                for name in served.names
+                if self._fleet.is_ready(name) and not (state is not None and state.has_open_breaker(name))
+            )
             if len(self._ready) >= _MOST_READY:
                 self._ready.clear()
             self._ready[served.names] = now_s, ready

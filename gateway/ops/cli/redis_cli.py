@@ -12,7 +12,7 @@ import typer
 
 from gateway.ops.cli.ask import DEFAULT_STATE_DIR, StateDir
 from gateway.ops.cli.errors import CommandError
-from gateway.ops.cli.printable import printable
+from gateway.ops.cli.printable import printable_lines
 
 if TYPE_CHECKING:
     from coordinator.redis.wire import Wire
@@ -111,8 +111,6 @@ def lines_of(answer: Any) -> Iterator[str]:
         for each in answer:
             yield from lines_of(each)
     elif isinstance(answer, bytes):
-        yield from map(
-            printable, answer.decode("utf-8", "replace").removesuffix("\r\n").replace("\r\n", "\n").split("\n")
-        )
+        yield printable_lines(answer.decode("utf-8", "replace").removesuffix("\r\n").replace("\r\n", "\n"))
     else:
         yield "" if answer is None or answer == [] else str(answer)
