@@ -42,9 +42,9 @@ class Ticket:
     asks_usage: bool = field(default=False, init=False)
     """Whether the gateway asks for the usage of a stream, and takes it out of what the client gets."""
     shows_usage: bool = field(default=False, init=False)
-    """Whether this stream is to show if its replica tells usage by itself."""
+    """Whether the stream is sent as it came. Its end then shows whether the replica tells usage by itself."""
     forces_usage: bool | None = field(default=None, init=False)
-    """What it has shown."""
+    """What the end has shown: None if nothing."""
     used: Used | None = field(default=None, init=False)
     """What the request took; None until the answer has told."""
     is_computed: bool = field(default=False, init=False)

@@ -70,8 +70,8 @@ class Stage:
     """Headers of every request. A test's own headers override them."""
 
     def taught(self, headers: dict[str, str] | None = None) -> Stage:
-        """After the first streams, of which nobody asks the usage, of each replica at each gateway. `headers`: those of
-        a caller who is told where a request went."""
+        """Sends each replica its first stream through each gateway: gateways do not ask for the usage of that one.
+        `headers` are those of a caller who is told where a request went."""
         for gateway in range(len(self.gateways)):
             unseen = {sim.id for sim in self.sims}
 
