@@ -55,7 +55,7 @@ TOKENS: Final = b"\xff\x40"
 TOKENS_END: Final = b"\xff\xff\xff\xff"  # 2^32 - 1 is no token id
 
 # The text grid. After p bytes of text, the next boundary follows
-# max(GRID_BASE_BYTES, 2^(floor(log2 p) - GRID_SHIFT)) bytes later. Measured with bench/boundaries.py.
+# max(GRID_BASE_BYTES, 2^(floor(log2 p) - GRID_SHIFT)) bytes later. ADR 1 says why.
 GRID_BASE_BYTES: Final = 256
 GRID_SHIFT: Final = 3
 
@@ -66,12 +66,12 @@ _FIXED: Final = 0  # the index of a boundary that is not on the grid: after a me
 _COPY_LIMIT_BYTES: Final = 2048  # a longer text is hashed directly, shorter ones are collected first
 
 
-def grid(size_bytes: int, base_bytes: int = GRID_BASE_BYTES, shift: int = GRID_SHIFT) -> list[int]:
+def grid(size_bytes: int) -> list[int]:
     """Text offsets of the grid's boundaries in a text of `size_bytes`."""
-    offsets, offset = [], base_bytes
+    offsets, offset = [], GRID_BASE_BYTES
     while offset <= size_bytes:
         offsets.append(offset)
-        offset += max(base_bytes, 1 << max(offset.bit_length() - 1 - shift, 0))
+        offset += max(GRID_BASE_BYTES, 1 << (offset.bit_length() - 1 - GRID_SHIFT))
     return offsets
 
 
