@@ -28,11 +28,6 @@ class Measured:
     first_byte_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
 
-    def check(self) -> None:
-        """Raises RuntimeError if a request failed, or none was answered."""
-        if self.failed or not self.done:
-            raise RuntimeError(f"{self.failed} requests failed, {self.done} were answered")
-
 
 _numbers = count(1)
 
@@ -113,17 +108,15 @@ async def _connect(urls: Sequence[str], count: int, make: Callable[[], Connectio
     return connections
 
 
-async def closed_loop(
-    urls: Sequence[str], payload: Payload, connections: int, seconds: float, is_over: Callable[[], bool] = lambda: False
-) -> Measured:
-    """Sends as fast as possible, on this many connections spread over the URLs, for so long, or until `is_over`. A
-    connection that the proxy drops is not replaced."""
+async def closed_loop(urls: Sequence[str], payload: Payload, connections: int, seconds: float) -> Measured:
+    """Sends as fast as possible, on this many connections spread over the URLs, for so long. A connection that the
+    proxy drops is not replaced."""
     measured = Measured()
     busy = connections
     over = asyncio.Event()
 
     def idle(connection: Connection) -> None:
-        if time.perf_counter() < deadline and not is_over():
+        if time.perf_counter() < deadline:
             connection.send(payload.next())
         else:
             ended()

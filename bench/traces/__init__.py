@@ -1,1 +1,0 @@
-"""What traces cost a gateway."""
