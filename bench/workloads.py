@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,6 @@ def shared_contexts(
     document_bytes: int = 12_000,
     side: int = 512,
     max_tokens: int = 4,
-    draw: Callable[[random.Random, int], Message] = picture,
 ) -> list[Session]:
     """Questions about a few documents and images, chosen by Zipf's law (exponent 0.6).
 
@@ -106,7 +105,7 @@ def shared_contexts(
     """
     rng = random.Random(seed)
     contexts = [[words(text(rng, document_bytes))] for _ in range(documents)]
-    contexts += [[draw(rng, side)] for _ in range(images)]
+    contexts += [[picture(rng, side)] for _ in range(images)]
     chosen = by_zipf(rng, len(contexts), requests, 0.6)
     system = {"role": "system", "content": "You answer questions about what you are shown, briefly."}
     return about(rng, contexts, chosen, system, max_tokens)

@@ -27,7 +27,7 @@ from bench.fairness.tenants import config
 from bench.load import Spread, random_spread
 from bench.routing import measure as routing
 from bench.routing.fleets import Fleet, simulated
-from bench.routing.mixes import MIXES, Mix, Size
+from bench.routing.mixes import MIXES, Mix, rag
 from bench.routing.systems import System
 from bench.workloads import Session
 
@@ -102,7 +102,7 @@ def measure(seeds: Sequence[int]) -> Iterator[CostRow | InAll]:
     rows: list[CostRow] = []
     for clients_per_slot in CLIENTS_PER_SLOT:
         clients = round(clients_per_slot * _SLOTS * _RAG.replicas)
-        mix = replace(_RAG, make=partial(_RAG.make, size=Size(requests=2)), concurrency=clients)
+        mix = replace(_RAG, make=partial(rag, requests=600), concurrency=clients)
         runs: dict[int, list[tuple[routing.Row, routing.Row]]] = {each * _SLOTS: [] for each in CAPS_PER_SLOT}
         for seed in seeds:
             without = _one(mix, seed, 0)

@@ -12,10 +12,9 @@ from typing import Any
 import aiohttp
 
 from bench.load import Body, Spread
-from bench.routing.whatif import Weights
 from bench.workloads import Session
 
-_WEIGHT = Weights().charged
+_CHARGED_WEIGHT = 3  # as in coordinator/lua/lib/costs.lua
 
 
 class Oracle:
@@ -55,7 +54,7 @@ class Oracle:
         coming_tokens = sum(list(recent)[len(recent) - on_their_way :])
         lacks = outlook["prompt_tokens"] - outlook["cached_tokens"]
         active = outlook["running"] + outlook["waiting"] + on_their_way
-        return outlook["backlog_tokens"] + coming_tokens + _WEIGHT * lacks, active
+        return outlook["backlog_tokens"] + coming_tokens + _CHARGED_WEIGHT * lacks, active
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The cost of a replica. bench.routing.whatif must use the same expression as the script."""
+"""The cost of a replica."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from bench.routing.candidates import Load
-from bench.routing.whatif import Weights, costs
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
+from tests.coordinator.reference import Prompt, Replica, costs
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, chain, own, register, request
 
 CAPACITY_TOKENS = 10_000
@@ -25,31 +24,29 @@ async def by_replica(pool: Pool, asked: Any) -> dict[str, dict[str, Any]]:
     return {one["replica"]: one for one in json.loads(answer)["replicas"]}
 
 
-async def test_whatif_computes_the_costs_that_the_script_computes(pool: Pool, client: redis.Redis) -> None:
+async def test_the_script_computes_the_costs_of_the_expression(pool: Pool, client: redis.Redis) -> None:
     names = await register(pool, 4, capacity_tokens=CAPACITY_TOKENS)
-    weights = Weights()
-    knobs = PolicyKnobs()
-    assert (knobs.request_cost_tokens, knobs.copy_weight) == (weights.request, weights.copy)
-    assert (knobs.min_slack_requests, knobs.load_factor) == (weights.min_slack, weights.load_factor)
     dice = random.Random(4)
     for case in range(20):
         keys = chain(case, *range(12))
         hits = dice.choice([0, 8, 80])
-        loads = {}
+        fleet, depth = {}, {}
         for name in names:
-            owned = dice.choice([0, 0, 4, 8])
-            loads[name] = Load(dice.randint(0, 9), dice.randint(0, 4000), dice.randint(0, 10_000), owned * SPAN_TOKENS)
-            for key in keys[:owned]:
+            depth[name] = dice.choice([0, 0, 4, 8])
+            one = Replica(dice.randint(0, 9), dice.randint(0, 4000), dice.randint(0, 10_000), CAPACITY_TOKENS)
+            fleet[name] = one
+            for key in keys[: depth[name]]:
                 await own(client, key, name, hits=hits)
-            await client.hset(KEYS.active, name, loads[name].active)
-            await client.hset(KEYS.backlog_tokens, name, loads[name].backlog_tokens)
-            await client.hset(KEYS.owned_tokens, name, loads[name].owned_tokens)
-        answer = await pool.explain(request(f"id{case}", keys))
+            await client.hset(KEYS.active, name, one.active)
+            await client.hset(KEYS.backlog_tokens, name, one.backlog_tokens)
+            await client.hset(KEYS.owned_tokens, name, one.owned_tokens)
+        asked = request(f"id{case}", keys)
+        answer = await pool.explain(asked)
         assert answer is not None
         told = json.loads(answer)
         by_script = {one["replica"]: one["cost"] for one in told["replicas"]}
-        computed = costs(weights, list(loads.values()), CAPACITY_TOKENS, told["prompt_tokens"], told["shared_hits"])
-        assert by_script == pytest.approx(dict(zip(loads, computed, strict=True)))
+        prompt = Prompt(keys, list(asked.tokens), told["prompt_tokens"], told["shared_hits"], depth)
+        assert by_script == pytest.approx(costs(fleet, names, prompt, PolicyKnobs()))
 
 
 async def test_what_others_share_is_shared_also_where_nobody_says_how_much_he_holds(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import redis
 
-from bench.routing.whatif import VirtualTimeLoop
 from coordinator.lmcache_chunks import START, ChunkNames
 from gateway.simulator.answers import text_answer
 from gateway.simulator.chunk_redis import Lane
@@ -235,6 +234,20 @@ def test_copies_to_and_from_cpu_memory_take_the_time_of_their_rates() -> None:
     assert cold_s == pytest.approx(17 / 8)
     assert behind_a_store_s == pytest.approx(17 / 8 + 2 * 2)
     assert loaded_s == pytest.approx(1 / 8 + 2 * 1 + 2 * 2)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """When no callback is ready, the time jumps to the next timer."""
+
+    _now_s = 0.0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self._now_s = max(self._now_s, self._scheduled[0].when())
+        super()._run_once()
 
 
 def in_virtual_time(coroutine: Any) -> Any:
