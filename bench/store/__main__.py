@@ -1,4 +1,4 @@
-"""The capacity of one Redis as the store of all gateways: placements/s, overload, other work, the map's size.
+"""The capacity of one Redis as the store of all gateways: placements/s, other work, the map's size.
 
     python -m bench.store [--quick] [--keys 1000000] [--seconds 10] [--out FILE]
 
@@ -25,10 +25,9 @@ from rich.table import Table
 from bench import record, tables
 from bench.embedded import embedded_redis, redis_version
 from bench.options import count, positive
-from bench.store import latency, memory, overload, saturation
+from bench.store import latency, memory, saturation
 from bench.store.latency import Latency
 from bench.store.memory import Memory
-from bench.store.overload import Phase
 from bench.store.requests import CHAIN_KEYS
 from bench.store.saturation import Saturation
 
@@ -50,17 +49,12 @@ class Runs:
         self._progress = progress
         maps = [("claim", SMALL_KEYS), ("resident", SMALL_KEYS), ("resident", options.keys)]
         self._maps = [(kind, min(keys, options.keys)) for kind, keys in maps]
-        self._task = progress.add_task("", total=2 + len(latency.CASES) + len(self._maps))
+        self._task = progress.add_task("", total=1 + len(latency.CASES) + len(self._maps))
 
     def saturation(self) -> Saturation:
         """Placements/s of gateways that send without a pause."""
         with self._step(f"{self._options.gateways} gateways at saturation") as url:
             return uvloop.run(saturation.saturate(url, self._options.gateways, self._options.seconds))
-
-    def overload(self) -> list[Phase]:
-        """Placements when gateways want more of them than Redis can make."""
-        with self._step(f"{2 * self._options.gateways} gateways overload Redis") as url:
-            return uvloop.run(overload.overload(url, 2 * self._options.gateways, self._options.seconds))
 
     def latencies(self) -> list[Latency]:
         """Placements beside each kind of other work."""
@@ -107,36 +101,6 @@ def _saturation_table(found: Saturation, gateway_per_s: float) -> Table:
         ("worth", f"{found.ceiling_per_s / gateway_per_s:.1f} gateways"),
     ):
         table.add_row(name, value)
-    return table
-
-
-def _overload_table(rows: list[Phase]) -> Table:
-    title = "When more is asked than Redis can do"
-    columns = (
-        "asked",
-        "placed",
-        "of the possible",
-        "fell back",
-        "p50 ms",
-        "p99 ms",
-        "disagree",
-        "last fallback",
-        "stops",
-    )
-    table = tables.table(title, ("load",), columns)
-    for row in rows:
-        table.add_row(
-            f"{row.factor:g} x capacity",
-            f"{row.asked_per_s:.0f}/s",
-            f"{row.placed_per_s:.0f}/s",
-            f"{row.placed_per_s / max(1e-9, min(row.asked_per_s, row.possible_per_s)):.0%}",
-            f"{row.fell_back_per_s:.0f}/s",
-            f"{row.p50_ms:.1f}",
-            f"{row.p99_ms:.1f}",
-            str(row.disagreeing),
-            f"{row.last_fallback_s:.1f} s",
-            str(row.interruptions),
-        )
     return table
 
 
@@ -212,16 +176,14 @@ def main() -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         runs = Runs(options, progress)
-        saturated, phases, latencies, memories = runs.saturation(), runs.overload(), runs.latencies(), runs.memories()
+        saturated, latencies, memories = runs.saturation(), runs.latencies(), runs.memories()
     console.print(_saturation_table(saturated, options.gateway_per_s))
-    console.print(_overload_table(phases))
     console.print(_latency_table(latencies))
     console.print(_memory_table(memories))
     console.print(f"On {os.cpu_count()} cores, which Redis shares with all who ask it.")
     with embedded_redis() as url:
         versions = {"redis": uvloop.run(redis_version(url))}
     rows = [_flat("saturation", saturated.as_dict(options.gateway_per_s))]
-    rows += [_flat("overload", asdict(row)) for row in phases]
     rows += [_flat("latency", asdict(row)) for row in latencies]
     rows += [_flat("memory", asdict(row)) for row in memories]
     record.write(options.out, rows, versions)

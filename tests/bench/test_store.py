@@ -12,8 +12,7 @@ import pytest
 
 from bench.report.__main__ import report
 
-# Two seconds: after an overload, gateways return within a heartbeat or two.
-SHORT = ("--seconds", "2", "--rate", "100", "--keys", "2000", "--calls", "40", "--gateways", "1")
+SHORT = ("--seconds", "1", "--rate", "100", "--keys", "2000", "--calls", "40", "--gateways", "1")
 
 
 @pytest.mark.slow
@@ -27,7 +26,7 @@ def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Pa
     assert found["versions"].keys() == {"redis"}
     assert found["command"] == shlex.join(["python", *command[1:]])
 
-    kinds = ("saturation", "overload", "latency", "memory")
+    kinds = ("saturation", "latency", "memory")
     rows = {what: [row for row in found["rows"] if row["what"] == what] for what in kinds}
     (saturation,) = rows["saturation"]
     assert saturation["gateways"] == 1
@@ -37,15 +36,9 @@ def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Pa
     assert saturation["redis_waiting_share"] >= 0
     assert saturation["gateway_cpu_share"] > 0
 
-    overload = rows["overload"]
-    assert [row["factor"] for row in overload] == [1, 2, 4, 0.5]
-    assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in overload)
-    assert all(row["disagreeing"] == 0 for row in overload), "the same prompt fell back to different replicas"
-    assert overload[-1]["placed_per_s"] > 0, "placements go through the store again"
-
     alone, agents, *values = rows["latency"]
     for row in rows["latency"]:
-        assert row["placements"] == 200
+        assert row["placements"] == 100
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"]
     assert not [name for name in alone if name.startswith("did")]
     assert agents["did_transitions_per_s"] > 0
