@@ -178,7 +178,6 @@ def running_cluster(
     replica_command: Sequence[str] = _REPLICA_SIM,
     events: bool = True,
     config: dict[str, Any] | None = None,
-    policy: str | None = None,
     redis_url: str | None = None,
 ) -> Iterator[Cluster]:
     """Starts a cluster, waits until every gateway is ready, and stops all of it at the end.
@@ -191,7 +190,7 @@ def running_cluster(
         state_dir = Path(folder)
         with running_replicas(state_dir, replicas, arguments, tuple(replica_command)) as sims:
             urls = {sim.id: sim.url for sim in sims}
-            with _gateways(state_dir, urls, sims, gateways, config, policy, redis_url) as cluster:
+            with _gateways(state_dir, urls, sims, gateways, config, None, redis_url) as cluster:
                 yield cluster
 
 

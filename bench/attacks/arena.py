@@ -26,9 +26,9 @@ _FORM = (
 Settings = dict[str, dict[str, Any]]
 
 
-def lying_replicas(count: int = 3) -> AbstractContextManager[list[str]]:
+def lying_replicas() -> AbstractContextManager[list[str]]:
     """Starts the replicas. Gives their URLs."""
-    return running_servers("bench.attacks.replicas", count)
+    return running_servers("bench.attacks.replicas", 3)
 
 
 def known(wanted: Mapping[str, Mapping[str, Any]]) -> Settings:

@@ -97,12 +97,10 @@ class LightProbe:
 class LightAgent:
     """The agent of one replica. Run `run` as a task, again after a failure; only cancellation ends it."""
 
-    def __init__(
-        self, redis_url: str, namespace: str, replica: str, probe: LightProbe, turns: asyncio.Semaphore
-    ) -> None:
+    def __init__(self, redis_url: str, replica: str, probe: LightProbe, turns: asyncio.Semaphore) -> None:
         """`turns` limits how many agents of this process connect to Redis at the same time. If one process connected a
         thousand times at once, each connection would exceed its time limit."""
-        self._registration = Registration(redis_url, replica, f"{replica}.{secrets.token_hex(3)}", namespace)
+        self._registration = Registration(redis_url, replica, f"{replica}.{secrets.token_hex(3)}")
         self._replica = replica
         self._probe = probe
         self._turns = turns

@@ -7,7 +7,7 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,17 +69,16 @@ def running_gateways(
     replicas: int,
     redis_url: str,
     config: Mapping[str, Any],
-    under: Sequence[str] = (),
 ) -> Iterator[list[GatewayProcess]]:
     """Starts gateways, and stops them at the end. `listed` are the URLs in their configuration by replica id, and
-    `replicas` is the number of those that they must know, found ones included. `under` is a program that runs them."""
+    `replicas` is the number of those that they must know, found ones included."""
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder, ExitStack() as stack:
         started: list[GatewayProcess] = []
         at_once = min(_AT_ONCE, max(1, _CHECKED_AT_ONCE // max(1, replicas)))
         for number, port in enumerate(free_ports(count)):
             file, log = Path(folder, f"gw{number}.yaml"), Path(folder, f"gw{number}.log")
             file.write_text(yaml.safe_dump(_configuration(number, port, listed, redis_url, config)))
-            process = stack.enter_context(running((*under, *_GATEWAY, str(file)), stack.enter_context(log.open("wb"))))
+            process = stack.enter_context(running((*_GATEWAY, str(file)), stack.enter_context(log.open("wb"))))
             started.append(GatewayProcess(f"http://127.0.0.1:{port}", process, log))
             if (number + 1) % at_once == 0 or number + 1 == count:
                 for gateway in started[-at_once:]:

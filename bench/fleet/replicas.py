@@ -67,7 +67,6 @@ class LightReplica:
         port: int,
         settings: LightSettings,
         redis_url: str = "",
-        namespace: str = "",
         turns: asyncio.Semaphore | None = None,
     ) -> None:
         """Without a `redis_url` it has no agent. `turns` limits how many agents connect at the same time."""
@@ -83,7 +82,7 @@ class LightReplica:
         url = f"http://{self._address}:{port}"
         probe = LightProbe(url, settings.model, self.exposition)
         turns = turns or asyncio.Semaphore(1)
-        self.agent = LightAgent(redis_url, namespace, self.id, probe, turns) if redis_url else None
+        self.agent = LightAgent(redis_url, self.id, probe, turns) if redis_url else None
 
     async def start(self) -> None:
         """Listen, and start the agent. Raises OSError if the port is taken."""
@@ -187,16 +186,15 @@ class LightReplica:
 class _Process:
     """All replicas of this process, by id."""
 
-    def __init__(self, port: int, settings: LightSettings, redis_url: str, namespace: str) -> None:
-        self._port, self._settings = port, settings
-        self._redis = (redis_url, namespace)
+    def __init__(self, port: int, settings: LightSettings, redis_url: str) -> None:
+        self._port, self._settings, self._redis_url = port, settings, redis_url
         self._replicas: dict[str, LightReplica] = {}
         self._turns = asyncio.Semaphore(_AGENTS_AT_ONCE)
         self._api = EndpointsApi(port)
 
     async def start(self, numbers: Sequence[int]) -> None:
         """Returns when their agents follow them."""
-        started = [LightReplica(number, self._port, self._settings, *self._redis, self._turns) for number in numbers]
+        started = [LightReplica(number, self._port, self._settings, self._redis_url, self._turns) for number in numbers]
         for replica in started:
             await replica.start()
             self._replicas[replica.id] = replica
@@ -214,9 +212,6 @@ class _Process:
             await self.stop(asked["stop"])
         elif "publish" in asked:
             self._api.publish({each: address_of(int(each[1:])) for each in asked["publish"]})
-        elif "clear" in asked:
-            cleared = [replica.engine.clear_cache() for replica in self._replicas.values()]
-            return all(cleared)
         else:
             return {each: replica.state() for each, replica in self._replicas.items()}
         return True
@@ -286,10 +281,6 @@ class LightReplicas:
         """From now on, the EndpointSlices have these replicas."""
         self.ask({"publish": list(ids)})
 
-    def clear_caches(self) -> bool:
-        """Returns False if any replica has blocks in use."""
-        return bool(self.ask({"clear": True}))
-
     def ask(self, command: dict[str, Any]) -> Any:
         """Send a command, and wait for its answer. Raises RuntimeError if the process has ended."""
         assert self._process.stdin is not None
@@ -309,7 +300,7 @@ class LightReplicas:
 
 @contextmanager
 def light_replicas(
-    count: int, settings: LightSettings | None = None, redis_url: str = "", namespace: str = "", first: int = 0
+    count: int, settings: LightSettings | None = None, redis_url: str = "", first: int = 0
 ) -> Iterator[LightReplicas]:
     """Starts light replicas in one process, and stops them at the end: r0, r1, … or from the number `first` on. With a
     Redis, each has an agent, and all agents follow their engines when this yields. `urls` has their URLs."""
@@ -327,7 +318,7 @@ def light_replicas(
         "--settings",
         json.dumps(asdict(settings)),
     ]
-    options += ["--redis-url", redis_url, "--namespace", namespace]
+    options += ["--redis-url", redis_url]
     command = [sys.executable, "-m", "bench.fleet.replicas", *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT) as process:
         try:
@@ -346,7 +337,6 @@ def main() -> None:
     parser.add_argument("--api-port", type=int, required=True, help="the port of the Kubernetes API that lists them")
     parser.add_argument("--settings", type=json.loads, default={}, help="fields of LightSettings, as JSON")
     parser.add_argument("--redis-url", default="", help="where their agents publish; without it there are no agents")
-    parser.add_argument("--namespace", default="", help="the gateways' redis.namespace")
     options = parser.parse_args()
     structlog.configure(  # the standard output is for answers to commands
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
@@ -354,7 +344,7 @@ def main() -> None:
     )
     settings = LightSettings(**options.settings)
     gc.disable()  # to look at the blocks of hundreds of caches takes seconds; and what a request needs is in no cycle
-    process = _Process(options.port, settings, options.redis_url, options.namespace)
+    process = _Process(options.port, settings, options.redis_url)
     uvloop.run(process.run(range(options.first, options.first + options.count), options.api_port))
 
 

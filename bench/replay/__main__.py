@@ -90,7 +90,7 @@ def _block_tokens(text: str) -> int:
     return tokens
 
 
-def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,9 +116,9 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the choice of a gateway (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help=f"in some minutes: {_shown(_QUICK)}, unless given")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
-    if parser.parse_known_args(arguments)[0].quick:
+    if parser.parse_known_args()[0].quick:
         parser.set_defaults(**_QUICK)
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 def _shown(options: dict[str, str]) -> str:

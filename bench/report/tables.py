@@ -63,10 +63,10 @@ def grouped(value: float, digits: int = 0) -> str:
     return f"{value:,.{digits}f}".replace(",", _THIN_SPACE)
 
 
-def percent(value: float | None, digits: int = 0, *, compared: bool = True) -> Cell:
+def percent(value: float | None, digits: int = 0) -> Cell:
     if value is None:
         return Cell("\N{EN DASH}")
-    return Cell(f"{value * 100:.{digits}f}{_THIN_SPACE}%", value if compared else None)
+    return Cell(f"{value * 100:.{digits}f}{_THIN_SPACE}%", value)
 
 
 def table(caption: str, columns: Sequence[Column], groups: Sequence[Group]) -> str:

@@ -26,7 +26,7 @@ _KERNELS = "0.32.0"
 Python."""
 MODEL = "vlm"
 """The served model name."""
-TINY, SMALL = SIZES = ("tiny", "small")
+TINY, SMALL = "tiny", "small"
 """Models: a tiny one that answers at once, and a small one that needs seconds for a prompt of a few thousand tokens."""
 _BUILDER = Path(__file__).with_name("models.py")
 _WHEEL = f"vllm=={VERSION}"

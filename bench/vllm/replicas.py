@@ -30,7 +30,7 @@ class VllmReplica(Server):
     blocks: int
     """Blocks of the KV cache, 32 tokens each. The engine uses one of them itself (its null block)."""
     size: str = install.TINY
-    """The model's size: one of install.SIZES."""
+    """The model's size: install.TINY or install.SMALL."""
     has_rust_frontend: bool = False
     """Whether the server in front of the engine is vLLM's in Rust."""
 

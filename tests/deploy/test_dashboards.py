@@ -18,7 +18,6 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from deploy.grafana.__main__ import files
 from tests.deploy.queries import DASHBOARDS, ROOT, dashboard
 
-GRAFANA = ROOT / "deploy" / "grafana"
 # Fields of Prometheus' annotations: Grafana's types leave them to the data source.
 NOT_TYPED = {"/annotations/list/0/titleFormat", "/annotations/list/0/textFormat"}
 
