@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
 import pytest
 
 from bench.fairness import cost, priorities
@@ -10,7 +9,7 @@ from bench.fairness.budget import Taken, allowed_tokens, least_left_tokens, over
 from bench.fairness.capacity import Need, fair_rates, greedy_rates, need, slots_used
 from bench.fairness.limits import concurrency_goals
 from bench.fairness.load import Sent
-from bench.fairness.shares import SpreadRow, jain, spread
+from bench.fairness.shares import jain, spread
 from bench.fairness.tenants import Tenant, config
 from gateway.settings.gateway_settings import GatewaySettings
 
@@ -93,13 +92,6 @@ def test_what_is_lost_is_told_with_its_error() -> None:
     assert share == 1
     assert 0.05 < error < 0.07
     assert cost.share_of([(0.5, 1)]) == (0.5, 0.0)
-
-
-def test_a_row_tells_its_part_and_its_missed_goals() -> None:
-    row = spread(2, {1: 0.999, 8: 0.9})
-    assert row.missed == list(row.goals)
-    assert orjson.loads(orjson.dumps(row.as_dict()))["part"] == "shares"
-    assert (row.verdict, SpreadRow(factor=2, jain={}).verdict) == ("MISSED", "-")
 
 
 def test_gateways_accept_the_configuration() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet.client import Answer, NoAnswer
 from bench.fleet.gateways import NotReady
 from bench.fleet.replicas import LightReplica, replica_url
 from bench.fleet.settings import LightSettings
@@ -131,9 +130,3 @@ def test_workers_that_leave_and_come_fail_no_request(tmp_path: Path) -> None:
 def test_a_fleet_for_which_this_machine_has_too_few_open_files_is_not_started() -> None:
     with pytest.raises(NotReady, match="open files"), stage(10**9, 50, LightSettings()):
         pytest.fail("it was started")
-
-
-def test_a_failure_is_told_with_its_code() -> None:
-    refused = Answer(status=502, body=bytearray(b'{"error":{"code":"replica_unreachable"}}'))
-    with pytest.raises(NoAnswer, match="status 502 replica_unreachable"):
-        refused.read(streams=True)

@@ -8,9 +8,8 @@ from collections import Counter
 import pytest
 
 from bench.offload.measure import Row, measure
-from bench.offload.published import PUBLISHED
 from bench.offload.scenarios import IMAGES, REAL, REQUESTS, SCENARIOS, SIMULATED, Scenario
-from bench.offload.stages import BLOCKS, Tier, simulated, tiers
+from bench.offload.stages import BLOCKS, Tier, simulated
 from bench.routing.mixes import BYTES_PER_TOKEN, Workload
 from bench.workloads import Session, one_turn, user, words
 from gateway.simulator.settings import SimLmcacheSettings
@@ -92,13 +91,3 @@ def test_a_seed_makes_the_same_workload_and_another_one_another(name: str) -> No
     make = SCENARIOS[name].make
     assert make(SEED, REAL) == make(SEED, REAL)
     assert make(SEED, REAL) != make(SEED + 1, REAL)
-
-
-def test_every_tier_comes_with_every_size_of_a_chunk_if_it_has_chunks() -> None:
-    found = [tier.label for tier in tiers(["gpu", "cpu", "redis"], [64, 256])]
-    assert found == ["GPU only", "CPU memory, 64", "CPU memory, 256", "Redis, direct, 64", "Redis, direct, 256"]
-
-
-def test_what_was_published_is_of_scenarios_that_there_are() -> None:
-    assert {figure.scenario for figure in PUBLISHED} <= SCENARIOS.keys()
-    assert {figure.tier for figure in PUBLISHED} == {"gpu", "cpu", "redis"}

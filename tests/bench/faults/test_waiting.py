@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bench.faults.queue import Look, counts_of, over_cap, queue_keys, waited
+from bench.faults.queue import Look, over_cap, queue_keys, waited
 from bench.faults.redis import Line
 from bench.faults.verdicts import End, Seen
 from coordinator.keys import PoolKeys
@@ -48,10 +48,6 @@ def test_requests_that_waited_are_counted_among_those_that_could() -> None:
     seen = [placed("exact", 0, 1, 0.5), placed("exact", 0, 1), placed("fallback", 0, 1), placed("fallback", 0, 3, 1.0)]
     assert waited(seen) == (2, 3)
     assert waited([]) == (0, 0)
-
-
-def test_what_is_no_count_is_left_out() -> None:
-    assert counts_of([b"r0", b"3", b"r1", b"", b"r2", b"-5", b"?", b"x"]) == {"r0": 3}
 
 
 async def test_every_key_of_the_queue_of_this_pool_that_is_left_is_named(line: Line) -> None:
