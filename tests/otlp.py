@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from bench.threaded_server import SilentHandler
+from tests.threaded_server import SilentHandler
 
 Span = dict[str, Any]
 

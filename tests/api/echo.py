@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from bench.cluster import SimReplica
-from bench.threaded_server import SilentHandler, in_thread
+from tests.threaded_server import SilentHandler, in_thread
 
 MODEL = "echo"
 FORGED_HEADERS = {

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster, SimReplica
-from bench.threaded_server import SilentHandler, in_thread
 from tests.api.conftest import GUARDED
 from tests.api.stage import Stage, bearer, error_of, running_gateway
 from tests.polling import wait_until
+from tests.threaded_server import SilentHandler, in_thread
 
 CONTENT = bytes(range(256)) * 16
 REPLICAS = ("keeper0", "keeper1", "keeper2")

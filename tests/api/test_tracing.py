@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster
-from bench.threaded_server import in_thread
 from tests.api.echo import MODEL, running_echo, sent
 from tests.api.stage import Stage, chat_body, fresh, running_gateway
 from tests.otlp import Receiver
 from tests.polling import wait_until
+from tests.threaded_server import in_thread
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

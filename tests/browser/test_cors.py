@@ -12,11 +12,11 @@ from typing import Any
 from playwright.sync_api import expect, sync_playwright
 
 from bench.cluster import running_cluster
-from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.local.ports import free_ports
 from tests.api.stage import api_key, bearer, chat_body, fresh, running_gateway
 from tests.documents import example, typing
 from tests.programs import CHROMIUM, needs
+from tests.threaded_server import SilentHandler, in_thread
 
 pytestmark = needs("chromium")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-from bench.threaded_server import SilentHandler, in_thread
+from tests.threaded_server import SilentHandler, in_thread
 
 MODELS = ("whole", "cut", "cut-chunked", "silent")
 """Each name says how the model's answers end. `whole`: completely. `cut`: the connection closes half way; with

@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster, Daemon, running_cluster
-from bench.threaded_server import SilentHandler, in_thread
 from tests.api.stage import chat_body, fresh, running_gateway
 from tests.certificates import self_signed
 from tests.documents import section
 from tests.fit.balancers import BALANCERS, Balancer, running_balancer
 from tests.polling import wait_until
+from tests.threaded_server import SilentHandler, in_thread
 
 pytestmark = pytest.mark.fit
 CHAT = "/v1/chat/completions"

@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from bench.cluster import running_gateways
-from bench.threaded_server import in_thread
 from bench.vllm import install
 from bench.vllm.replicas import VllmReplica
 from gateway.ops.local.ports import free_ports
 from tests.otlp import Receiver
 from tests.polling import wait_until
+from tests.threaded_server import in_thread
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -17,7 +17,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from bench.threaded_server import in_thread
 from gateway.metrics.fast_counters import FastCounter
 from gateway.settings.tracing_settings import TracingSettings
 from gateway.tracing import backend, otlp_sender
@@ -28,6 +27,7 @@ from tests.certificates import self_signed
 from tests.otlp import Receiver
 from tests.polling import eventually
 from tests.programs import needs
+from tests.threaded_server import in_thread
 
 SOON = OtelVariables(delay_s=0.01)
 REGISTRY = CollectorRegistry()

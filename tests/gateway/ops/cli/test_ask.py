@@ -7,10 +7,10 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 
-from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.cli.ask import NoAnswer, ask
 from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.watch import watched
+from tests.threaded_server import SilentHandler, in_thread
 
 
 class Fake(SilentHandler):

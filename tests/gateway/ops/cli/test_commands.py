@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.cli import app
 from tests.gateway.ops.cli.conftest import Kvgate
+from tests.threaded_server import SilentHandler, in_thread
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMANDS = ["up", "down", "status", "owners", "gateway", "agent", "coordinator", "replica-sim", "check-config"]

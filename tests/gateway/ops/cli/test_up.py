@@ -25,7 +25,6 @@ import pytest
 from rich.console import Console
 
 from bench.cluster import SimReplica
-from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.cli import up as cli_up
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
@@ -33,6 +32,7 @@ from gateway.ops.local.state_dir import Cluster, read_processes
 from tests import polling
 from tests.gateway.ops.cli.conftest import COMMAND, Kvgate
 from tests.redis_server import RedisServer, running_redis
+from tests.threaded_server import SilentHandler, in_thread
 
 MEMBERS = ["redis", "r0", "r1", "agent-r0", "agent-r1", "gw0", "gw1"]
 OF_A_LARGER_CLUSTER = ["gw2.yaml", "logs/gw2.log", "logs/r2.log", "logs/agent-r2.log"]
