@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -47,6 +48,8 @@ def test_a_cluster_runs_from_the_wheel_alone(source: Path, tmp_path: Path) -> No
     *building, up, down = example("try-it.md", "From a wheel", {"8080": str(port), "~": str(tmp_path)})
     with typing(source, building, within_s=300):
         (wheel,) = (source / "dist").glob("kvgate-*.whl")
+    files = {name.split(".dist-info/")[-1] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {"licenses/LICENSE", "gateway/py.typed", "coordinator/py.typed"} <= files
     empty, home = tmp_path / "empty", tmp_path / "kvgate-env"
     empty.mkdir()
     assert run(empty, home / "bin" / "kvgate", "--version").split()[-1] == wheel.name.split("-")[1]
