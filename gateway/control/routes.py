@@ -1,9 +1,9 @@
-"""The routes that the gateway answers itself: health, readiness, version, metrics, models, explain, and those of
-operators: replicas, demand, queue, decisions."""
+"""The routes that the gateway answers itself: health, readiness, version, metrics, models, explain, those of operators
+(replicas, demand, queue, decisions), and the OpenAPI document of all these."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import orjson
@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from gateway import __version__
 from gateway.control.decisions import Decisions, told
 from gateway.control.explain import Explainer
+from gateway.control.openapi import document
 from gateway.control.operations import Operations
 from gateway.control.status import Status
 from gateway.deadlines import Deadlines
@@ -49,6 +50,7 @@ def build_control(
     _add_explain(app, keyring, explained)
     _add_operations(app, keyring, operations)
     _add_decisions(app, status, keyring, decisions)
+    _add_openapi(app)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     return app
@@ -189,6 +191,14 @@ def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> N
     async def undrain(request: Request, name: str) -> Response:
         check(request)
         return _json(200, await operations.drain(name, is_over=True))
+
+
+def _add_openapi(app: FastAPI) -> None:
+    made = cache(partial(document, list(app.routes)))
+
+    @app.api_route("/openapi.json", methods=_GET_OR_HEAD)
+    async def openapi() -> Response:
+        return Response(made(), media_type="application/json")
 
 
 async def _api_error(_: Request, error: ApiError) -> Response:

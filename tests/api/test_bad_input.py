@@ -218,7 +218,7 @@ def test_a_compressed_body_is_refused(stage: Stage, encoding: str) -> None:
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("PUT", "/tokenize", 405, "method_not_allowed"),
         ("GET", "/docs", 404, "path_not_allowed"),
-        ("GET", "/openapi.json", 404, "not_found"),
+        ("POST", "/openapi.json", 405, "method_not_allowed"),
     ],
 )
 def test_unknown_paths_and_wrong_methods_are_refused_in_the_same_shape(

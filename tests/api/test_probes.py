@@ -20,7 +20,9 @@ def test_the_process_is_healthy_and_knows_its_version(stage: Stage) -> None:
     assert stage.get("/version").json()["version"] == __version__
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/sim"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/version", "/metrics", "/openapi.json", "/v1/models", "/v1/models/sim"]
+)
 def test_what_answers_get_answers_head_without_a_body(stage: Stage, path: str) -> None:
     answer = stage.send("HEAD", path)
     assert (answer.status_code, answer.content) == (200, b"")
