@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,8 @@ def test_help_loads_nothing_that_is_slow_to_import() -> None:
 
 
 def test_version_is_the_same_as_a_command_and_as_an_option(kvgate: Kvgate) -> None:
-    assert kvgate.run("version").stdout == kvgate.call("--version").stdout == "0.1.0\n"
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert kvgate.run("version").stdout == kvgate.call("--version").stdout == f"{version}\n"
 
 
 def test_check_config_accepts_the_annotated_file(kvgate: Kvgate) -> None:
