@@ -43,7 +43,6 @@ _IMAGE_SIDE = 256
 _IMAGE_TOKENS = 500
 _IMAGE_SHARE = 0.2
 _CAUSE = re.compile(r'^kvgate_wrong_predictions_total\{cause="(\w+)",.*\} (\S+)$', re.MULTILINE)
-_LAG = re.compile(r'^kvgate_event_lag_seconds_bucket\{le="([^"]+)",.*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -134,13 +133,14 @@ async def _cost(cluster: Cluster) -> Cost:
     keys = PoolKeys(cluster.pool)
     wire = await Wire.open(cluster.redis_url, 2.0, lambda _error: None)
     try:
-        stream_bytes, key_bytes, count = 0.0, 0.0, 0
+        stream_bytes, key_bytes, count, delays_ms = 0.0, 0.0, 0, list[int]()
         for replica in cluster.replicas:
             published = int(await wire.send("HGET", keys.entries, replica.id) or 0)
             kept = int(await wire.send("XLEN", keys.events(replica.id)))
             if kept:
                 size = int(await wire.send("MEMORY", "USAGE", keys.events(replica.id), "SAMPLES", 0))
                 stream_bytes += published * size / kept
+            delays_ms += map(_delay_ms, await wire.send("XRANGE", keys.events(replica.id), "-", "+"))
             held = int(await wire.send("ZCARD", keys.held(replica.id)))
             sample = await wire.send("ZRANGE", keys.held(replica.id), 0, 199)
             records = [int(await wire.send("MEMORY", "USAGE", keys.own(key.decode())) or 0) for key in sample]
@@ -148,36 +148,51 @@ async def _cost(cluster: Cluster) -> Cost:
                 set_bytes = int(await wire.send("MEMORY", "USAGE", keys.held(replica.id), "SAMPLES", 0))
                 key_bytes += set_bytes + held * sum(records) / len(sample)
                 count += held
-        return await _from_metrics(cluster, stream_bytes, key_bytes / count if count else 0.0)
+        delays_ms.sort()
+        return await _from_metrics(cluster, stream_bytes, key_bytes / count if count else 0.0, delays_ms)
     finally:
         await wire.close()
 
 
-async def _from_metrics(cluster: Cluster, stream_bytes: float, bytes_per_key: float) -> Cost:
-    """Adds the counters of all gateways: transitions, causes, and the lag from its histogram's buckets."""
-    transitions = 0.0
-    buckets: dict[float, float] = {}
+def _delay_ms(entry: tuple[bytes, list[bytes]]) -> int:
+    """From the oldest event of an entry of a stream to the map: the entry's id is the time when the map was changed."""
+    entry_id, flat = entry
+    return int(entry_id.split(b"-")[0]) - int(flat[flat.index(b"at_ms") + 1])
+
+
+async def _from_metrics(cluster: Cluster, stream_bytes: float, bytes_per_key: float, delays_ms: list[int]) -> Cost:
+    """Adds the transitions, which each gateway tells, and the causes of all gateways."""
     causes: dict[str, float] = {}
+    transitions = 0.0
     async with httpx.AsyncClient(trust_env=False) as http:
         for url in cluster.gateway_urls:
             text = (await http.get(f"{url}/metrics")).text
-            transitions += sum(float(n) for n in re.findall(r"^kvgate_key_transitions_total\{.*\} (\S+)$", text, re.M))
-            for bound, count in _LAG.findall(text):
-                buckets[float(bound)] = buckets.get(float(bound), 0.0) + float(count)
+            told = sum(float(n) for n in re.findall(r"^kvgate_engine_key_transitions\{.*\} (\S+)$", text, re.M))
+            transitions = max(transitions, told)
             for cause, count in _CAUSE.findall(text):
                 causes[cause] = causes.get(cause, 0.0) + float(count)
-    lag_p50_ms, lag_p99_ms = (_percentile_ms(buckets, share) for share in (0.5, 0.99))
+    lag_p50_ms, lag_p99_ms = (_percentile(delays_ms, share) for share in (0.5, 0.99))
     return Cost(stream_bytes, transitions, bytes_per_key, lag_p50_ms, lag_p99_ms, causes)
 
 
-def _percentile_ms(buckets: dict[float, float], share: float) -> float:
-    """The upper bound of the bucket that contains the percentile. 0 if nothing was counted."""
-    total = max(buckets.values(), default=0.0)
-    return next((bound * 1000 for bound in sorted(buckets) if total and buckets[bound] >= share * total), 0.0)
+def _percentile(values: list[int], share: float) -> float:
+    return float(values[min(len(values) - 1, int(share * len(values)))]) if values else 0.0
 
 
 def _table(rows: list[Row]) -> Table:
-    columns = ("set/cache", "events", "gone", "untold", "cached", "p50", "p95", "p99", "B/req", "B/key", "lag p99")
+    columns = (
+        "set/cache",
+        "events",
+        "gone",
+        "untold",
+        "cached",
+        "p50",
+        "p95",
+        "p99",
+        "B/req",
+        "B/key",
+        "lag p50 / p99",
+    )
     table = tables.table("Predictions, cache and what the events cost, by working set over cache", (), columns)
     for row in rows:
         table.add_row(
@@ -189,7 +204,7 @@ def _table(rows: list[Row]) -> Table:
             *(f"{ms:.0f} ms" for ms in (row.ttft_p50_ms, row.ttft_p95_ms, row.ttft_p99_ms)),
             f"{row.stream_bytes_per_request:.0f}",
             f"{row.bytes_per_key:.0f}",
-            f"≤ {row.lag_p99_ms:.0f} ms" if row.events else "-",
+            f"{row.lag_p50_ms:.0f} / {row.lag_p99_ms:.0f} ms" if row.events else "-",
         )
     return table
 

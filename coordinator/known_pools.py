@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys, is_pool, pools_key
 from coordinator.redis.address import connect
 from coordinator.redis.time_limit import answered
 from coordinator.registry import readable
-from coordinator.store import Store
 
 
 def pool_names(members: Iterable[bytes]) -> list[str]:
     """The members of `kvgate:pools` that name a pool, sorted."""
     return sorted(name for name in map(readable, members) if is_pool(name))
-
-
-async def known_pools(store: Store) -> list[str]:
-    """The pools that any agent has ever named; empty while the store is away."""
-    try:
-        return pool_names(await store.ask("SMEMBERS", store.pools_key))
-    except StoreError:
-        return []
 
 
 async def list_pool(url: str, keys: PoolKeys, within_s: float) -> None:

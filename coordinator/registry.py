@@ -16,7 +16,6 @@ _MARK = "?"
 GOOD_MS = 10**_DIGITS - 1
 """Stands for the end of a lease that is good and whose end is not known."""
 _AGENT_FIELDS = 5
-_STREAM = "events:"
 """The beginning of the names of leases on event streams in `leases`."""
 
 
@@ -124,8 +123,6 @@ class PoolState:
     """The gateway that holds the lease on the pool's chores."""
     now_ms: int
     agents: dict[str, AgentRecord]
-    applied_until_ms: dict[str, int]
-    """Until when an applier has the lease on a replica's event stream."""
     jumped: tuple[int, int] = (0, 0)
     """When the clock last jumped ahead (Redis time), and by how many ms within an hour: it was set, or no gateway had
     beaten. Zeros: never."""
@@ -152,12 +149,7 @@ class PoolState:
         return self.is_told(replica) and self.agents[replica].mode != PARTIAL
 
     def is_told(self, replica: str) -> bool:
-        """Whether a live agent tells what the replica's current incarnation holds, and an applier applies it. What is
-        not told is not there."""
-        return self.is_followed(replica) and self.applied_until_ms.get(replica, 0) >= self.now_ms
-
-    def is_followed(self, replica: str) -> bool:
-        """Whether a live agent tells what the replica's current incarnation holds."""
+        """Whether a live agent tells what the replica's current incarnation holds. What is not told is not there."""
         return self.followed_until_ms(replica) >= self.now_ms
 
     def followed_until_ms(self, replica: str) -> int:
@@ -201,11 +193,6 @@ def each(flat: Sequence[bytes], parse: Callable[[str, str], _Record]) -> dict[st
         except (ValueError, TypeError, IndexError, AttributeError, OverflowError):
             continue
     return found
-
-
-def _applied_until_ms(leases: Sequence[bytes]) -> dict[str, int]:
-    lapses = each(leases, lambda name, text: int(text.rpartition(" ")[2]) if name.startswith(_STREAM) else 0)
-    return {name.removeprefix(_STREAM): ms for name, ms in lapses.items() if name.startswith(_STREAM)}
 
 
 def _count(_: str, text: str) -> int:
@@ -253,7 +240,6 @@ def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
             replicas=dict(start.replicas),
             open_until_ms=dict(start.open_until_ms),
             agents=dict(start.agents),
-            applied_until_ms=dict(start.applied_until_ms),
         )
         for name, line in pairs(lines).items():
             _take_line(told, name, line, known.replicas.get(name))
@@ -274,7 +260,7 @@ def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
 def _take_line(state: PoolState, name: str, line: str, known: ReplicaRecord | None) -> None:
     """Put a line of `view` (see lua/lib/view.lua) in the place of what was told of this replica; an empty line says
     that it is gone. A record that cannot be read is as it was before."""
-    for records in (state.replicas, state.open_until_ms, state.agents, state.applied_until_ms):
+    for records in (state.replicas, state.open_until_ms, state.agents):
         records.pop(name, None)
     facts, has_record, text = line.partition("\n")
     if not has_record:
@@ -287,8 +273,6 @@ def _take_line(state: PoolState, name: str, line: str, known: ReplicaRecord | No
     open_until_ms, *others = facts.split(" ")
     if is_number(open_until_ms):
         state.open_until_ms[name] = int(open_until_ms)
-    if others[:1] == ["1"]:
-        state.applied_until_ms[name] = GOOD_MS
     if len(others) == 1 + _AGENT_FIELDS and (others[3] == "+" or is_number(others[3])):
         _, who, incarnation, until_ms, mode, relearning = others
         lease_until_ms = GOOD_MS if until_ms == "+" else int(until_ms)
@@ -305,9 +289,8 @@ def surveyed_state(
         open_until_ms=each(breakers, lambda _, text: int(text.split(" ")[1])),
         now_ms=now_ms,
         agents=each(agents, lambda _, text: AgentRecord.parse(text)),
-        applied_until_ms=_applied_until_ms(leases),
         jumped=moment_of(pairs(leases), "jumped"),
     )
 
 
-_EMPTY = PoolState(True, (), {}, {}, "", 0, {}, {})
+_EMPTY = PoolState(True, (), {}, {}, "", 0, {})

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import PREFIX, PoolKeys, pools_key
 from coordinator.known_pools import pool_names
-from coordinator.pool.event_lag import next_entry_ms
 from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.checks import RANDOM_PICKS, RedisEvidence, SampledKey
 from coordinator.redis.info import read_info
@@ -47,8 +46,6 @@ class PoolSnapshot:
     figures: ReplicaFigures
     gateway_leases_ms: dict[str, int]
     """The end of each gateway's lease."""
-    oldest_unapplied_ms: dict[str, int]
-    """The age of the oldest entry that is not in the map yet, for replicas whose stream has such entries."""
     tick_ms: int = 0
     """The time of the last heartbeat of any gateway; 0 if there was none."""
     went_back: tuple[int, int] = (0, 0)
@@ -117,27 +114,20 @@ class Survey:
     async def snapshot(self, pool: str) -> PoolSnapshot:
         """The pool as it is now. The connection must be the one that `for_pool` returns."""
         k = PoolKeys(pool, self._namespace)
-        hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.cursors, k.draining)
+        hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.draining)
         refused: dict[str, str] = {}
         now_ms, repaired, *flat = await self._together(
             [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
-        replicas, breakers, active, agents, engines, leases, gateways, cursors, draining = flat
+        replicas, breakers, active, agents, engines, leases, gateways, draining = flat
         state = surveyed_state(now_ms, replicas, breakers, agents, leases)
-        applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
         tick = pairs(leases).get("tick", "")
         found = each(repaired, _unreadable).values()
-        oldest = await self._together(
-            next_entry_ms(self._wire.send, k.events(replica), applied.get(replica, "0")) for replica in state.agents
-        )
         return PoolSnapshot(
             pool=pool,
             state=state,
             figures=ReplicaFigures.parse(active, engines),
             gateway_leases_ms=each(gateways, lambda _, text: int(text.split(" ")[1])),
-            oldest_unapplied_ms={
-                replica: now_ms - at_ms for replica, at_ms in zip(state.agents, oldest, strict=True) if at_ms
-            },
             tick_ms=int(tick) if is_number(tick) else 0,
             drained_since_ms=_drained_since_ms(draining, state),
             went_back=moment_of(pairs(leases), "went_back"),

@@ -9,7 +9,6 @@ from collections.abc import Awaitable
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
@@ -78,7 +77,6 @@ class Gateway:
         # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
         self.store.on_change = self._store_changed
-        self.appliers = _appliers(settings, self.store, self.metrics)
         self.watcher = _watcher(settings, self.id)
         StoreMetrics(self.watcher, self.metrics.registry)
 
@@ -172,8 +170,6 @@ class Gateway:
         self.tasks.keep(self.decisions.run, "decisions")
         if self.history is not None:
             self.tasks.keep(self.history.run, "history")
-        if self.settings.coordinator.apply_events:
-            self.tasks.spawn(self.appliers.run(), "appliers")
         if self.settings.store.watch:
             self.tasks.spawn(self.watcher.run(), "watcher")
         log = _log.info if self.store.is_up() else _log.warning
@@ -223,11 +219,6 @@ def _store(settings: GatewaySettings, gateway: str) -> Store:
     budget_s, overdue_s = redis.budget_ms / 1000, redis.overdue_ms / 1000
     knobs = (knobs_of(settings, settings.policy.name),)
     return Store(StoreOptions(redis.url, budget_s, redis.breaker_misses, overdue_s, redis.namespace, knobs), gateway)
-
-
-def _appliers(settings: GatewaySettings, store: Store, metrics: Metrics) -> Appliers:
-    redis = settings.redis
-    return Appliers(redis.url, store.gateway, store.pool_names, metrics.events.applied, redis.namespace)
 
 
 def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:

@@ -12,7 +12,7 @@ With --waiting, replicas have a cap, and clients send more than that all the tim
 All faults then take 40 minutes.
 
 Goals: no request fails that could have been saved. No answer is more than 5 s late, unless its replica or gateway was
-struck while it handled the request. Decisions are exact again within 5 s (gateways, agents, coordinators, links) or 2 s
+struck while it handled the request. Decisions are exact again within 5 s (gateways, agents, links) or 2 s
 (Redis). No load is left, and predictions are right. With --waiting, the 5 s begin when the queue's time is over,
 requests did wait, no replica has more than its cap unless the fault explains it, and no seat is left. The exit status
 is 1 if a goal is missed.

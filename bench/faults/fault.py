@@ -26,7 +26,6 @@ class Component(Enum):
     GATEWAY = "gateway"
     REPLICA = "replica"
     AGENT = "agent"
-    COORDINATOR = "coordinator"
     REDIS = "Redis"
     LINK = "link"
     ALL = "everything"

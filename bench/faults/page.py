@@ -62,7 +62,7 @@ For 10 s nobody can tell a replica that hangs from one that computes a long prom
 {HANG_LATE_AFTER_S:g} s.
 
 **exact again**: seconds until the last moment at which anything was wrong. After it, all was right for {STEADY_S:g}
-s. If a gateway, agent or coordinator is killed, the seconds count from the fault. Otherwise they count from its end:
+s. If a gateway or agent is killed, the seconds count from the fault. Otherwise they count from its end:
 the frozen process continues, or Redis or the replica answers again. These states are wrong:
 - a gateway that does not answer, or that is not exact on a replica;
 - a second in which more than one request in ten was placed without the map;
@@ -76,7 +76,7 @@ the frozen process continues, or Redis or the replica answers again. These state
 take a block.
 
 Goals: none that could have been saved, none late, no load left, all predictions right; exact again within 5 s
-(gateways, agents, coordinators, links) or 2 s (Redis, the link to it). A replica has no such time: its engine has to
+(gateways, agents, links) or 2 s (Redis, the link to it). A replica has no such time: its engine has to
 start.
 
 Links lead through a proxy while they are struck. Where bytes go one way only, TCP's own probes find the proxy alive:

@@ -1,4 +1,4 @@
-"""Faults of the cluster's own processes: of gateway 0, replica r0 and its agent, one of two coordinators.
+"""Faults of the cluster's own processes: of gateway 0, replica r0 and its agent.
 
 A process that gets SIGTERM may finish its requests, so this excuses no failure. A slow process excuses none either.
 """
@@ -108,7 +108,7 @@ async def _roll(stage: Stage) -> None:
         gateway.start()
         await stage.until(lambda number=number: stage.gateway_is_ready(number), gateway.name)  # type: ignore[misc]
         stage.balancer.put_in(number)
-    for program in (*stage.agents.values(), *stage.coordinators):
+    for program in stage.agents.values():
         await program.stop()
         program.start()
         await stage.until(lambda: stage.is_exact(0), program.name)
@@ -121,8 +121,7 @@ async def _roll(stage: Stage) -> None:
 
 ROLL = Fault(
     Component.ALL,
-    "gateways, agents, coordinators and replicas are stopped and started again, one after the other; a gateway is "
-    "taken out of the load balancer first; Redis is left alone",
+    "gateways, agents and replicas are stopped and started again, one after the other; a gateway is taken out of the "
+    "load balancer first; Redis is left alone",
     _roll,
-    Layout(coordinators=True),
 )

@@ -1,4 +1,4 @@
-"""A cluster for faults: Redis, three simulated replicas with agents, gateways, and coordinators if asked for.
+"""A cluster for faults: Redis, three simulated replicas with agents, and gateways.
 
 A larger fleet has light replicas beside these three (bench/fleet/replicas.py), with their agents in one process that no
 fault strikes. All others are separate processes, started here so that each link can lead through a proxy. Only links
@@ -46,8 +46,6 @@ class Layout:
     """A fault's needs besides gateways, replicas, agents and one Redis."""
 
     sentinels: bool = False
-    coordinators: bool = False
-    """Starts two `kvgate coordinator`. Gateways then leave events and the store to them."""
     stepped_clock: bool = False
     proxied: tuple[str, ...] = ()
     """Links with a proxy: `clients` (to each gateway), `store` (from all to Redis), `gateway-store` and `agent-store`
@@ -81,7 +79,6 @@ class Stage:
         self.gateways: list[Program] = []
         self.replicas: dict[str, Program] = {}
         self.agents: dict[str, Program] = {}
-        self.coordinators: list[Program] = []
         self.http: aiohttp.ClientSession
         self.balancer: Balancer
 
@@ -157,7 +154,7 @@ class Stage:
         self._name_agents(urls)
         await self._start_light(urls(""))
         self._name_gateways(urls, served)
-        for program in (*self.agents.values(), *self.coordinators, *self.gateways):
+        for program in (*self.agents.values(), *self.gateways):
             program.start()
         for gateway in range(len(self.gateways)):
             await self.until(lambda gateway=gateway: self.is_exact(gateway), f"gateway {gateway}")  # type: ignore[misc]
@@ -208,10 +205,6 @@ class Stage:
             url = store("agent-store" if name == "r0" else "")
             options = ("--replica", name, "--url", self.replica_url(name), "--redis-url", url)
             self.agents[name] = self._program(f"agent-{name}", "agent", *options)
-        if self.layout.coordinators:
-            for number in range(2):
-                name = f"coordinator-{number}"
-                self.coordinators.append(self._program(name, "coordinator", "--redis-url", store("")))
 
     def _name_gateways(self, store: Callable[[str], str], r0_port: int) -> None:
         urls = {name: self.replica_url(name) for name in REPLICAS} | self._light
@@ -226,8 +219,6 @@ class Stage:
                 "replicas": replicas,
                 "security": {"expose_decisions": True},
             }
-            if self.layout.coordinators:
-                settings |= {"coordinator": {"apply_events": False}, "store": {"watch": False}}
             file = self._folder / f"gw{number}.yaml"
             file.write_text(yaml.safe_dump(settings))
             self.gateways.append(self._program(f"gw{number}", "gateway", "--config", str(file)))
@@ -235,7 +226,7 @@ class Stage:
     async def close(self) -> None:
         for proxy in self.proxies.values():
             await proxy.close()
-        await end_all([*self.gateways, *self.coordinators, *self.agents.values(), *self.replicas.values()])
+        await end_all([*self.gateways, *self.agents.values(), *self.replicas.values()])
         self._light_process.close()
         await self.redis.close()
         if self.sentinels is not None:

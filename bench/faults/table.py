@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bench.faults import garbage, links, processes, store
 from bench.faults.fault import LASTS_S, Component, Fault, nothing
-from bench.faults.stage import Layout
 
 FAULTS: dict[str, Fault] = {
     "nothing": Fault(Component.NONE, f"no fault at all, for {LASTS_S:g} s: what the load alone gives", nothing),
@@ -12,7 +11,6 @@ FAULTS: dict[str, Fault] = {
     **processes.of(Component.REPLICA, lambda stage: stage.replicas["r0"]),
     "replica-hangs": processes.HANG,
     **processes.of(Component.AGENT, lambda stage: stage.agents["r0"]),
-    **processes.of(Component.COORDINATOR, lambda stage: stage.coordinators[0], Layout(coordinators=True)),
     **store.FAULTS,
     **garbage.FAULTS,
     **links.FAULTS,

@@ -35,7 +35,7 @@ SMALL_KEYS = 10_000
 _QUICK = {"keys": 100_000, "seconds": 2.0}
 _UNITS = {
     "transitions_per_s": "transitions/s",
-    "lag_p99_ms": "ms late (p99)",
+    "delay_p99_ms": "ms late (p99)",
     "mb_per_s": "MB/s",
     "evictions_per_s": "evictions/s",
 }

@@ -17,7 +17,6 @@ from bench.store.beside import Found, Start, Work, company
 from bench.store.requests import Gateway
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Resident, Transition
-from coordinator.chores.applier import Applied, Applier
 
 POOL = "bench-latency"
 GATEWAY = "gateway-0.bench0"
@@ -28,7 +27,7 @@ _TRANSITIONS = 40
 """Transitions in a batch. As in a full cache, half are computed blocks, and half are blocks that were evicted for
 them."""
 _BEAT_S = 0.5
-_LEASES_S = 30.0
+_START_S = 30.0
 _VALUES = 8
 _VALUE_TTL_S = 60
 _ROOM_FOR_VALUES = 64
@@ -58,7 +57,29 @@ def _new_prompt(replica: int) -> list[Resident]:
     ]
 
 
-async def _publish(url: str, number: int, end_s: Callable[[], float]) -> None:
+@dataclass
+class _Published:
+    """What the agents published. `everyone` is set once each agent has published."""
+
+    agents: int
+    transitions: int = 0
+    delays_ms: list[float] = field(default_factory=list)
+    everyone: asyncio.Event = field(default_factory=asyncio.Event)
+    _heard: set[str] = field(default_factory=set)
+
+    def note(self, replica: str, transitions: int, delay_ms: float) -> None:
+        self.transitions += transitions
+        self.delays_ms.append(delay_ms)
+        self._heard.add(replica)
+        if len(self._heard) == self.agents:
+            self.everyone.set()
+
+    def delay_p99_ms(self) -> float:
+        delays_ms = sorted(self.delays_ms)
+        return delays_ms[len(delays_ms) * 99 // 100] if delays_ms else 0.0
+
+
+async def _publish(url: str, number: int, published: _Published, end_s: Callable[[], float]) -> None:
     """One replica's agent: sends beats, and publishes the blocks that its engine stores and evicts."""
     loop, replica = asyncio.get_running_loop(), f"r{number}"
     link = await AgentStore.open(url, POOL, replica, f"{replica}.bench0")
@@ -71,52 +92,27 @@ async def _publish(url: str, number: int, end_s: Callable[[], float]) -> None:
         after = _new_prompt(number)
         batch: list[Transition] = [*(Evicted(each.key) for each in before), *after]
         seq += 1
+        began_s = loop.time()
         await link.publish(batch, 0.0, seq)
+        published.note(replica, len(batch), (loop.time() - began_s) * 1000)
         before, due_s = after, due_s + 1 / _BATCHES_PER_S
         await asyncio.sleep(max(0.0, due_s - loop.time()))
     await link.attend(Vitals("session", False, 0, seq, {}), leaving=True)
     await link.close()
 
 
-class _Heard:
-    """Collects the applied events. `everyone` is set once each agent had one: then the lease of every stream is
-    taken."""
-
-    def __init__(self, agents: int) -> None:
-        self.everyone = asyncio.Event()
-        self.transitions = 0
-        self.lags_ms: list[int] = []
-        self._missing = {f"r{number}" for number in range(agents)}
-
-    def observe(self, one: Applied) -> None:
-        self.transitions += one.transitions
-        self.lags_ms.append(one.lag_ms)
-        self._missing.discard(one.replica)
-        if not self._missing:
-            self.everyone.set()
-
-    def lag_p99_ms(self) -> int:
-        lags_ms = sorted(self.lags_ms)
-        return lags_ms[len(lags_ms) * 99 // 100] if lags_ms else 0
-
-
-async def publish_and_apply(start: Start, url: str, seconds: float, agents: int) -> Found:
-    """Runs this many agents, and one gateway's applier, which applies the events of all of them."""
-    loop, heard = asyncio.get_running_loop(), _Heard(agents)
-    applier = loop.create_task(Applier(url, GATEWAY, POOL, heard.observe).run())
-    end_s = math.inf
+async def publish_events(start: Start, url: str, seconds: float, agents: int) -> Found:
+    """Runs this many agents."""
+    loop, published, end_s = asyncio.get_running_loop(), _Published(agents), math.inf
     async with asyncio.TaskGroup() as group:
         for number in range(agents):
-            group.create_task(_publish(url, number, lambda: end_s))
-        async with asyncio.timeout(_LEASES_S):
-            await heard.everyone.wait()
+            group.create_task(_publish(url, number, published, lambda: end_s))
+        async with asyncio.timeout(_START_S):
+            await published.everyone.wait()
         await start()
-        heard.transitions, heard.lags_ms = 0, []
+        published.transitions, published.delays_ms = 0, []
         end_s = loop.time() + seconds
-    transitions_per_s = heard.transitions / seconds
-    applier.cancel()
-    await asyncio.gather(applier, return_exceptions=True)
-    return {"transitions_per_s": transitions_per_s, "lag_p99_ms": float(heard.lag_p99_ms())}
+    return {"transitions_per_s": published.transitions / seconds, "delay_p99_ms": published.delay_p99_ms()}
 
 
 async def move_values(start: Start, url: str, seconds: float, value_bytes: int) -> Found:
@@ -171,7 +167,7 @@ class Case:
 
 CASES = (
     Case("nothing else"),
-    Case(f"{AGENTS} agents", publish_and_apply, AGENTS),
+    Case(f"{AGENTS} agents", publish_events, AGENTS),
     Case("1 MB values", move_values, 1_000_000),
     Case("4 MB values", move_values, 4_000_000),
     Case("1 MB values, at the limit", evict_values, 1_000_000),

@@ -5,6 +5,8 @@ engine_session      follows one process: events in, transitions of keys out
 http_engine         what the engine tells over HTTP
 control_client      sends its requests, and limits their time and their answers
 agent_store         what the agent publishes and reads in Redis
+restatement         everything that a replica holds, said again in pieces
+event_delay         how long events take to the map
 
 feed                batches of KV events over ZMQ, live and replayed
 batch_sequence      the order of the batches: gaps, replays, restarts

@@ -34,8 +34,9 @@ _log = structlog.get_logger("kvgate.agent")
 
 LEASE_MS = 3000
 STREAM_CAP = 1000
-"""About this many entries of a replica's stream are kept: a minute of transitions without a coordinator."""
-_BATCH = 200
+"""About this many entries of a replica's stream are kept, for those who want to read them."""
+PIECE = 100
+"""The most transitions in one entry: Redis takes half a ms for them, or a ms on a busy machine."""
 _CONNECT_S = 1.0
 _ANSWER_S = 2.0
 _MAX_PROMPT_TOKENS = 2**32 - 1
@@ -219,23 +220,24 @@ class AgentStore:
         return [binding if at == here else replace(binding, is_report=elsewhere_is_report) for at, binding in found]
 
     async def publish(self, transitions: Sequence[Transition], age_s: float, seq: int | None) -> int:
-        """Append transitions to the stream; returns the number of the first entry. Raises Fenced.
+        """Change the map, and append the transitions to the stream. Returns the number of the first entry. Raises
+        Fenced.
 
         `seq` is the engine batch that is completely published with them; None if more has to follow first.
         """
         numbers = []
-        for start in range(0, len(transitions), _BATCH):
-            lines = "\n".join(_line(each) for each in transitions[start : start + _BATCH])
-            is_last = start + _BATCH >= len(transitions)
+        for start in range(0, len(transitions), PIECE):
+            lines = [_line(each) for each in transitions[start : start + PIECE]]
+            is_last = start + PIECE >= len(transitions)
             numbers.append(await self._publish(lines, age_s, seq if is_last else None))
         return numbers[0] if numbers else 0
 
-    async def restate(self, residents: Sequence[Resident], seq: int) -> None:
-        """Publish everything that is resident again, and then that nothing else is. Raises Fenced."""
-        first = await self.publish(residents, 0.0, None)
-        await self._publish(f"floor {first}" if first else "reset", 0.0, seq)
+    async def void_before(self, entry: int, seq: int) -> None:
+        """Publish that all is void that was said before that entry, and not since; if it is 0, that all is. Raises
+        Fenced."""
+        await self._publish([f"floor {entry}" if entry else "reset"], 0.0, seq)
 
-    async def _publish(self, lines: str, age_s: float, seq: int | None) -> int:
+    async def _publish(self, lines: Sequence[str], age_s: float, seq: int | None) -> int:
         """Needs a heartbeat first, which tells the length of the stream."""
         number = await self._run(
             "publish",
@@ -246,6 +248,7 @@ class AgentStore:
             age_ms=int(age_s * 1000),
             seq="" if seq is None else seq,
             last_entry=self._entries or 0,
+            keys=[line.split(" ", 2)[1] for line in lines if line[0] in "+-"],
             transitions=lines,
         )
         if number == 0:
@@ -256,12 +259,13 @@ class AgentStore:
         return int(number)
 
     async def is_applied(self, entries: int) -> bool:
-        """Whether all of the stream's first `entries` entries are in the map."""
+        """Whether all of the stream's first `entries` entries are in the map. An older agent's may not be: see
+        coordinator/chores/older_agents.py."""
         cursor = await self.ask("HGET", self.keys.cursors, self._replica)
         try:
             return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
         except (ValueError, IndexError):
-            return False  # the cursor cannot be read, so the stream is applied anew
+            return False  # the cursor cannot be read
 
     async def drain(self) -> None:
         """From now on the replica gets no new requests."""
@@ -279,8 +283,8 @@ class AgentStore:
             return []
         keys = [readable(key) for key in await self.ask("ZRANGE", self.keys.held(self._replica), 0, -1)]
         found: list[Resident] = []
-        for start in range(0, len(keys), _BATCH):
-            part = keys[start : start + _BATCH]
+        for start in range(0, len(keys), PIECE):
+            part = keys[start : start + PIECE]
             texts = await asyncio.gather(*(self.ask("HGET", self.keys.own(key), self._replica) for key in part))
             found += [
                 resident

@@ -20,11 +20,13 @@ import structlog
 from coordinator.agent import token_id_matching
 from coordinator.agent.agent_store import AgentStore, Attended, Fenced, Registration, Vitals
 from coordinator.agent.batch_sequence import Item, Lost, Received
+from coordinator.agent.event_delay import EventDelay
 from coordinator.agent.feed import Feed
 from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
 from coordinator.agent.kv_events import Stored
 from coordinator.agent.late_prompts import LatePrompts
 from coordinator.agent.residency import Residency, Resident, Transition
+from coordinator.agent.restatement import Restatement
 from coordinator.agent.tier_reporter import TierReporter
 from coordinator.errors import StoreError
 from coordinator.redis.outage import Outage
@@ -44,10 +46,6 @@ _MAX_APART_S = 0.25
 _QUEUE = 1000
 _SILENCE_S = 15.0
 
-_APPLIED_POLL_S = 0.25
-_APPLIED_POLLS = 32
-"""The most polls until the map has the last agent's entries. In this time another process takes the lease to apply
-them."""
 _OVERDUE_S = 5.0
 
 _READ_AGAIN_S = 0.5
@@ -74,10 +72,6 @@ class SessionOver(Exception):
     """Another engine process runs at the replica's address, or it serves another model or publishes elsewhere."""
 
 
-class NotApplied(Exception):
-    """The last agent's entries are not all in the map yet."""
-
-
 class EngineSession:
     """Follows one engine process until it is over."""
 
@@ -95,7 +89,9 @@ class EngineSession:
         self._pending: list[Transition] = []
         self._oldest_s = 0.0
         self._outage = Outage()
-        self._must_restate = True
+        self._delay = EventDelay()
+        self._restatement: Restatement | None = None
+        """That has not ended yet: the map may have missed something."""
         self._state = ""
         """The replica's state in the registry, as of the last heartbeat."""
         self._handover: Handover | None = None
@@ -110,6 +106,7 @@ class EngineSession:
         self.residency.expect(snapshot.block_size, snapshot.capacity_tokens, snapshot.version)
         self.residency.table.now_s = time.time()
         self._tiers.observe(snapshot.tier, snapshot.counters)
+        self._restate()
 
     async def run(self) -> None:
         """Take the replica over, then follow its events. Ends with SessionOver or Fenced, or by cancellation."""
@@ -155,7 +152,7 @@ class EngineSession:
         loop = asyncio.get_running_loop()
         beat_at = loop.time()
         while True:
-            items = await self._intake.collect(beat_at)
+            items = await self._intake.collect(min(beat_at, self._piece_due_s()))
             try:
                 await self._learn_chains(items)
             except StoreError as error:
@@ -207,25 +204,43 @@ class EngineSession:
 
     def _queue(self, transitions: list[Transition], happened_s: float) -> None:
         self._tiers.note(transitions)
-        if transitions and not self._must_restate:
+        if transitions and (self._restatement is None or self._restatement.has_begun):
             if not self._pending:
                 self._oldest_s = happened_s
             self._pending += transitions
 
+    def _restate(self) -> None:
+        """The map may have missed something: everything that the replica holds is to be published again."""
+        self._restatement = Restatement(self.residency, asyncio.get_running_loop().time(), self._intake.agents)
+        self._pending.clear()
+
+    def _piece_due_s(self) -> float:
+        """When to go on with the restatement (event loop time)."""
+        may_publish = self.store is not None and self._handover is None
+        return self._restatement.due_s if self._restatement is not None and may_publish else inf
+
     async def _flush(self) -> None:
-        """Publish what changed, or everything if the map may have missed something."""
+        """Publish what changed, and a piece of everything if the map may have missed something."""
         if self.store is None or self._handover is not None:
             return
         try:
-            if self._must_restate:
-                await self.store.restate(list(self.residency.residents()), self.seq)
-                self._must_restate = False
-            elif self._pending:
-                batch, self._pending = self._pending, []
-                await self.store.publish(batch, max(0.0, time.time() - self._oldest_s), self.seq)
+            if self._pending:
+                await self._publish_pending(self.store)
+            now_s, agents, again = asyncio.get_running_loop().time(), self._intake.agents, self._restatement
+            if again is not None and now_s >= again.due_s:
+                is_over = await again.publish_piece(self.store, self.seq, now_s, agents)
+                if is_over and self._restatement is again:
+                    self._restatement = None
             await self._tiers.publish(self.store)
         except StoreError as error:
             await self._store_lost(error)
+
+    async def _publish_pending(self, store: AgentStore) -> None:
+        batch, self._pending = self._pending, []
+        oldest_s = self._oldest_s
+        seq = self.seq if self._restatement is None else None
+        await store.publish(batch, max(0.0, time.time() - oldest_s), seq)
+        self._delay.note(max(0.0, time.time() - oldest_s), len(batch), time.monotonic())
 
     async def _beat(self) -> None:
         """Renew the lease, and handle the answer."""
@@ -234,7 +249,7 @@ class EngineSession:
             return
         vitals = self._vitals()
         if self._was_silent and vitals.mode != "none":
-            self._must_restate = True  # while no event came, the replica's keys were trimmed as claims are
+            self._restate()  # while no event came, the replica's keys were trimmed as claims are
         self._was_silent = vitals.mode == "none"
         try:
             answer = await store.attend(vitals)
@@ -254,7 +269,7 @@ class EngineSession:
         if self._snapshot.is_asleep is not None and (answer.state == ASLEEP) != self._snapshot.is_asleep:
             await self._tell_sleep(store)
         if answer.before is None or answer.had_lapsed or answer.asked == "restate":
-            self._must_restate = True
+            self._restate()
         if answer.asked == "reset":
             message = "a gateway found that the engine lacks blocks that its events announced"
             _log.warning(message, replica=self._replica)
@@ -300,13 +315,13 @@ class EngineSession:
 
     def _vitals(self) -> Vitals:
         is_receiving = bool(self._snapshot.events) and self._intake.is_receiving()
-        seq = self.seq if self._has_taken_over and not self._must_restate else None
+        seq = self.seq if self._has_taken_over and self._restatement is None else None
         return Vitals(
             mode=mode_of(self.residency) if is_receiving else "none",
             is_relearning=self.residency.is_relearning,
             waiting=self._snapshot.waiting,
             seq=seq,
-            counters=self._snapshot.counters,
+            counters=self._snapshot.counters | self._delay.figures(time.monotonic()),
             held_tokens=self.residency.held_tokens,
         )
 
@@ -314,7 +329,7 @@ class EngineSession:
 
     async def _take_over(self) -> None:
         """Connect, wait until no other agent holds the replica, and read what the last agent knew."""
-        held_by_other, polls_left = False, _APPLIED_POLLS
+        held_by_other = False
         while not self._has_taken_over and self._handover is None:
             wait_s = BEAT_S
             try:
@@ -322,15 +337,13 @@ class EngineSession:
                     answer = await store.attend(self._vitals())
                     if isinstance(answer, Attended):
                         await self._handle(store, answer)
-                        self._handover = await Handover.find(store, answer, polls_left > 0)
+                        self._handover = await Handover.find(store, answer)
                         self._has_taken_over |= self._handover is None
                         continue
                     if not held_by_other:
                         held_by_other = True
                         _log.info("waiting: another agent holds this replica", replica=self._replica)
                     wait_s = min(answer, BEAT_S)
-            except NotApplied:
-                wait_s, polls_left = _APPLIED_POLL_S, polls_left - 1
             except StoreError as error:
                 await self._store_lost(error)
             await asyncio.sleep(wait_s)
@@ -347,7 +360,7 @@ class EngineSession:
         except StoreError as error:
             await self._store_lost(error)
             return None
-        self._must_restate = True
+        self._restate()
         self._lookups.forget()
         self._tiers.forget()
         return self.store
@@ -355,8 +368,7 @@ class EngineSession:
     async def _store_lost(self, error: StoreError) -> None:
         if (away_s := self._outage.failed(time.monotonic())) is not None:
             _log.warning("store away", replica=self._replica, reason=str(error), away_s=away_s)
-        self._must_restate = True
-        self._pending.clear()
+        self._restate()
         await self._close_store()
 
     async def _close_store(self) -> None:
@@ -476,17 +488,14 @@ class Handover:
     """When to stop waiting for the events to reach `seq` (monotonic time)."""
 
     @classmethod
-    async def find(cls, store: AgentStore, answer: Attended, may_wait: bool) -> Handover | None:
-        """None if there is no usable earlier state: no agent followed this process before, or its entries are not all
-        applied, so that evictions would be undone. In the latter case it raises NotApplied if the caller may wait.
-        Raises StoreError."""
+    async def find(cls, store: AgentStore, answer: Attended) -> Handover | None:
+        """None if there is no usable earlier state: no agent followed this process before, or it was an older one whose
+        entries are not all applied, so that evictions would be undone. Raises StoreError."""
         before = answer.before
         if before is None or before.incarnation != store.incarnation or before.seq < 0:
             return None
         if not await store.is_applied(answer.entries):
-            if may_wait:
-                raise NotApplied
-            _log.warning("nobody applies the last agent's entries: the replica's map is learned again")
+            _log.warning("the last agent's entries are not applied: the replica's map is learned again")
             return None
         return cls(before.seq, await store.residents(), time.monotonic() + _OVERDUE_S)
 

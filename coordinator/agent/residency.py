@@ -84,6 +84,10 @@ class Residency:
         """Everything that is resident now."""
         return self._residents.all()
 
+    def find(self, key: str) -> Resident | None:
+        """The key's residency now; None if it is not resident."""
+        return self._residents.find(key) if key in self._residents else None
+
     def is_bound(self, session: str) -> bool:
         """Whether the session's chain is known."""
         return session in self._bindings

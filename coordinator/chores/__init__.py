@@ -1,1 +1,1 @@
-"""What one process does for all gateways: trimming, reaping, repairing, applying events."""
+"""What one process does for all gateways: trimming, reaping, repairing."""

@@ -109,7 +109,7 @@ class Reaper:
         unconfirmed: list[tuple[_Reaped, list[str]]] = []
         for one, bound in zip(lost, chains, strict=True):
             chain = bound.decode().split(" ")[5:] if bound is not None else []
-            if pool.state is not None and pool.state.is_followed(one.replica):
+            if pool.state is not None and pool.state.is_told(one.replica):
                 unconfirmed += ((one, chain[i : i + _KEYS_AT_ONCE]) for i in range(0, len(chain), _KEYS_AT_ONCE))
             elif chain:
                 pool.claims.hold_at_once(one.replica, chain)

@@ -16,6 +16,7 @@ import structlog
 
 from coordinator.chores.chore_queue import ChoreQueue
 from coordinator.chores.held_keys import HeldKeys, Pass, due, look_at
+from coordinator.chores.older_agents import apply_older
 from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Repair
 from coordinator.errors import StoreError, StoreRefused
@@ -91,6 +92,7 @@ class Worker:
         turn = self._turn(state)
         for first in range(0, len(turn), _LOOKS_AT_ONCE):
             names = turn[first : first + _LOOKS_AT_ONCE]
+            await apply_older(self._pool, names)
             for name, look in zip(names, await look_at(self._pool, names), strict=True):
                 chore, sweep = due(self._pool, state.replicas[name], look, state, self._passes.get(name))
                 self._take(chore, sweep)

@@ -82,38 +82,21 @@ local function lapsed_gateways()
   return lapsed
 end
 
--- Corrects the leases of appliers and of the worker. Returns until when each stream is held, by whom, and how many
--- appliers ask for streams.
-local function stream_leases()
-  local leases, until_of, holders, asking = redis.call('HGETALL', leases_key), {}, {}, 0
-  for i = 1, #leases, 2 do
-    local name, record = leases[i], leases[i + 1]
-    local replica = string.sub(name, 1, 7) == 'events:' and string.sub(name, 8)
-    local head = (replica or name == 'worker') and '^(%S+ )' or string.sub(name, 1, 8) == 'applier:' and '^(%s*)'
-    local holder, until_text
-    if head then
-      holder, until_text = string.match(record, head .. '(%d+)')
-    end
-    if until_text then
-      local until_ms = tonumber(until_text)
-      local ends_ms = end_in_time(until_ms, back_ms, latest_ms, latest_ms)
-      if ends_ms ~= until_ms then
-        write_expiry(leases_key, name, record, head, ends_ms)
-      end
-      if replica then
-        until_of[replica], holders[replica] = ends_ms, holder
-      elseif name ~= 'worker' and ends_ms >= now then
-        asking = asking + 1
-      end
+-- Corrects the lease on the pool's chores.
+local function correct_worker()
+  local record = redis.call('HGET', leases_key, 'worker') or ''
+  local until_text = string.match(record, '^%S+ (%d+)')
+  if until_text then
+    local ends_ms = end_in_time(tonumber(until_text), back_ms, latest_ms, latest_ms)
+    if ends_ms ~= tonumber(until_text) then
+      write_expiry(leases_key, 'worker', record, '^(%S+ )', ends_ms)
     end
   end
-  return until_of, holders, asking
 end
 
--- Corrects the agents' leases. Returns their part of the replicas' lines, and how many agents have a stream that nobody
--- holds.
-local function agents_lines(until_of, holders)
-  local agents, lines, free = redis.call('HGETALL', agents_key), {}, 0
+-- Corrects the agents' leases. Returns their part of the replicas' lines.
+local function agents_lines()
+  local agents, lines = redis.call('HGETALL', agents_key), {}
   for i = 1, #agents, 2 do
     local replica, record = agents[i], agents[i + 1]
     local who, until_text, mode = string.match(record, '^(%S+ %S+) (%d+) (%S+ %S+) %d+ %-?%d+')
@@ -125,16 +108,8 @@ local function agents_lines(until_of, holders)
       end
       lines[replica] = ' ' .. who .. ' ' .. (ends_ms >= now and '+' or string.format('%d', ends_ms)) .. ' ' .. mode
     end
-    local is_held = until_of[replica] and until_of[replica] >= now
-    if not is_held or holders[replica] == '- ' then
-      free = free + 1
-    end
-    holders[replica] = nil
   end
-  for replica in pairs(holders) do -- streams that have no agent any more
-    free = free + (until_of[replica] >= now and 1 or 0)
-  end
-  return lines, free, #agents / 2
+  return lines
 end
 
 -- When the breakers open again, by replica.
@@ -183,9 +158,8 @@ end
 
 -- Makes all lines and writes those that differ. Returns the new id and version.
 local function renew_view(id, version)
-  local until_of, holders, asking = stream_leases()
-  local agents, untended, streams = agents_lines(until_of, holders)
-  local open_until = open_untils()
+  correct_worker()
+  local agents, open_until = agents_lines(), open_untils()
   local replicas, flat, stood = redis.call('HGETALL', replicas_key), redis.call('HGETALL', view_key), {}
   for i = 1, #flat, 2 do
     stood[flat[i]] = flat[i + 1]
@@ -194,8 +168,7 @@ local function renew_view(id, version)
   local changed, lines, gone = {}, {}, {}
   for i = 1, #replicas, 2 do
     local name = replicas[i]
-    local applied = until_of[name] and until_of[name] >= now and ' 1' or ' 0'
-    local line = (open_until[name] or '-') .. applied .. (agents[name] or '') .. '\n' .. replicas[i + 1]
+    local line = (open_until[name] or '-') .. ' 1' .. (agents[name] or '') .. '\n' .. replicas[i + 1]
     if stood[name] ~= line and name ~= '?' then -- "?" is no replica's name
       lines[#lines + 1], lines[#lines + 2] = name, line
       changed[#changed + 1] = name
@@ -221,8 +194,7 @@ local function renew_view(id, version)
   in_parts(scored, function(...) redis.call('ZADD', view_changes_key, ...) end)
   in_parts(lines, function(...) redis.call('HSET', view_key, ...) end)
   in_parts(gone, function(...) redis.call('HDEL', view_key, ...) end)
-  local share = math.ceil(streams / math.max(asking, 1))
-  redis.call('HSET', view_key, '?', string.format('%s %d %s %d %d', id, version, now_text, share, untended))
+  redis.call('HSET', view_key, '?', string.format('%s %d %s 0 0', id, version, now_text))
   return id, version
 end
 

@@ -19,7 +19,7 @@
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
 --   hash    bound: the base of bound:<slot>
---   hash    agents, reports, leases, tiers, subsets, waiting, rates, speeds, tenants, budgets:<gateway>
+--   hash    agents, reports, tiers, subsets, waiting, rates, speeds, tenants, budgets:<gateway>
 --   zset    subset:<digest>: and the base of its orders
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
@@ -467,16 +467,14 @@ if matched > 0 then
   end
 end
 
--- The replica's agent counts if it is live, watches the current incarnation, and an applier applies its stream. While
--- it relearns, requests whose prefix it may not know ask the engine to report it: not too many, and not while the
+-- The replica's agent counts if it is live and watches the current incarnation. While it relearns, requests whose prefix it may not know ask the engine to report it: not too many, and not while the
 -- engine has requests waiting.
 local mode, report = '', 0
 do
   local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
     field_of(agents_key, replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
   local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
-  local applied_until = is_followed and string.match(field_of(leases_key, 'events:' .. replica) or '', '^%S+ (%d+)$')
-  if is_followed and tonumber(applied_until or 0) >= now then
+  if is_followed then
     mode = agent_mode
     if may_report and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
       local asked_ms = tonumber(field_of(reports_key, replica) or 0) or 0

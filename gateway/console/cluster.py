@@ -149,17 +149,15 @@ def _figures(pool: Pool, replica: str) -> dict[str, Any]:
 
 
 def _agent(state: PoolState | None, replica: str) -> str:
-    """What the replica's agent is: `none`, `gone` (its lease has run out), `unheard` (no applier reads its events),
-    `relearning`, `exact`, or a mode in which events cannot confirm what it holds: `partial`, `unconfirmed`."""
+    """What the replica's agent is: `none`, `gone` (its lease has run out), `relearning`, `exact`, or a mode in which
+    events cannot confirm what it holds: `partial`, `unconfirmed`."""
     agent = state.agents.get(replica) if state is not None else None
     if state is None or agent is None or agent.mode == "none":
         return "none"
     if agent.mode == UNCONFIRMED:
         return UNCONFIRMED
-    if not state.is_followed(replica):
-        return "gone"
     if not state.is_told(replica):
-        return "unheard"
+        return "gone"
     if not state.is_exact(replica):
         return PARTIAL
     return "relearning" if agent.is_relearning else "exact"

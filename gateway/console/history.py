@@ -14,7 +14,6 @@ import orjson
 
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool.demand import read_demand
-from coordinator.pool.event_lag import read_event_lag_s
 from coordinator.pool.pool import Pool
 from coordinator.registry import is_number
 from coordinator.store import Store
@@ -30,7 +29,7 @@ POINT = (
     "looked_up_tokens_total",  # tokens that they looked up there
     "first_tokens_total",  # streamed answers that have begun
     "first_tokens_ms_sum",  # the sum of their times to first token
-    "event_lag_s",  # for how long the oldest event waits to be applied, of the replica that is furthest behind
+    "event_lag_s",  # the time from a KV event to the map, of the slowest replica
     "chores_lag_s",  # how far the pool's chores are behind
 )
 Point = list[float | None]
@@ -73,7 +72,7 @@ class History:
         demand = await read_demand(pool.run, self._prefill_tokens_per_s)
         now_ms = pool.state.now_ms if pool.state is not None else 0
         begun = await pool.read("HMGET", pool.keys.first_tokens, "count", "ms")
-        lags_s = round(await read_event_lag_s(pool), 3), pool.chores_lag_s
+        lags_s = _event_delay_s(pool), pool.chores_lag_s
         counts = demand.running_requests, demand.waiting_requests
         point = [now_ms, *counts, *_caches(pool), *map(_count, begun), *lags_s]
         key = pool.keys.history
@@ -98,6 +97,10 @@ async def read_history(pool: Pool) -> list[Point]:
     except StoreRefused:  # it is no list: it is about to be written anew
         return []
     return [point for point in map(_point, texts) if point]
+
+
+def _event_delay_s(pool: Pool) -> float:
+    return max((engine.get("event_delay_s", 0.0) for engine in pool.figures.engines.values()), default=0.0)
 
 
 def _caches(pool: Pool) -> list[float | None]:

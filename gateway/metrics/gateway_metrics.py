@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from coordinator.chores.applier import Applied
 from coordinator.pool.demand import Demand
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.first_tokens import FirstTokens
@@ -24,6 +23,11 @@ _ENGINE = {
     "kv_usage": ("kv_cache_usage_ratio", "Share of the engine's KV cache that running requests hold."),
     "prefix_queries_tokens": ("prefix_cache_queries_tokens", "Tokens that the engine looked up in its prefix cache."),
     "prefix_hits_tokens": ("prefix_cache_hits_tokens", "Tokens that the engine found in its prefix cache."),
+    "event_delay_s": (
+        "event_delay_seconds",
+        "Time from a KV event to the map, as the agent measures it: the slowest of the last 15 to 30 s.",
+    ),
+    "key_transitions": ("key_transitions", "Keys that became resident or were evicted, as the agent said."),
 }
 _DEMAND = {
     "waiting_requests": "Requests of all gateways that wait for room or for a replica.",
@@ -35,42 +39,8 @@ _DEMAND = {
     "slots": "Requests that the ready replicas may serve at once, if policy.max_active_requests is set.",
     "ready_replicas": "Replicas that are ready and not drained.",
 }
-_LAG_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 _LOOP_LAG_S = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
-
-
-class EventMetrics:
-    """The metrics of a process that applies event streams: a gateway, or a separate coordinator."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._lag_s = FastHistogram(
-            "kvgate_event_lag_seconds",
-            "Time from an engine's KV event to the map, for the streams that this process applies.",
-            ("replica",),
-            _LAG_S,
-            registry,
-        )
-        self._transitions = FastCounter(
-            "kvgate_key_transitions", "Key transitions applied to the map.", ("replica",), registry
-        )
-        self._gaps = FastCounter(
-            "kvgate_event_stream_gaps",
-            "Times that a stream lost entries to its cap before they were applied.",
-            ("replica",),
-            registry,
-        )
-
-    def keep(self, replicas: Collection[str]) -> None:
-        """Forget what is told of other replicas."""
-        for metric in (self._lag_s, self._transitions, self._gaps):
-            metric.keep(replicas)
-
-    def applied(self, applied: Applied) -> None:
-        """Count one entry of an event stream."""
-        self._lag_s.observe(max(0, applied.lag_ms) / 1000, applied.replica)
-        self._transitions.inc(applied.replica, by=applied.transitions)
-        self._gaps.inc(applied.replica, by=int(applied.entries_missing))  # 0 at first: increase() needs a start
 
 
 class Metrics:
@@ -114,7 +84,6 @@ class Metrics:
         self.worker_reads = FastCounter(
             "kvgate_worker_reads", "Bodies that were read in another process because they take long.", (), registry
         )
-        self.events = EventMetrics(registry)
         self._add_records(registry)
         self._add_queue(registry)
         self._add_tokens(registry)
@@ -344,7 +313,6 @@ class Metrics:
             *(self.wrong_predictions, self.doubts),
         ):
             counter.keep(replicas)
-        self.events.keep(replicas)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -181,7 +181,7 @@ class HangDetector:
         told any counters: then it may just be slow. Raises StoreError."""
         pool = self._store.pool(member.pool)
         last_shared, seq, figures = await read_progress(pool, member.id)
-        if pool.state is None or not pool.state.is_followed(member.id):
+        if pool.state is None or not pool.state.is_told(member.id):
             figures = await self._engine_figures(member)
         work = timer.work_done(figures, seq)
         return None if work is None else (self._progress.pieces[member.id], last_shared, work)

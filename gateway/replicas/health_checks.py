@@ -207,7 +207,7 @@ class HealthChecks:
         """Whether the engine sleeps; None if this check does not tell. Agents read it twice a second. So an engine that
         an agent follows is asked with a full check only."""
         state = self._store.pool(member.pool).state if self._store.is_connected(member.pool) else None
-        is_followed = state is not None and state.is_followed(member.id)
+        is_followed = state is not None and state.is_told(member.id)
         if is_followed and not is_full:
             return None
         if member.tells_sleep:
@@ -319,7 +319,7 @@ class HealthChecks:
                 url=member.url,
                 is_alive=member.alive,
                 record=known,
-                is_followed=pool.state.is_followed(member.id),
+                is_followed=pool.state.is_told(member.id),
                 has_other_worker=pool.state.worker not in ("", pool.gateway),
             )
             identity.judge(facts, now_s, self._patience_s)

@@ -182,10 +182,6 @@ class SecuritySettings(Section):
         return keys
 
 
-class CoordinatorSettings(Section):
-    apply_events: bool = True
-
-
 class StoreSettings(Section):
     watch: bool = True
     chunk_ttl_s: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
@@ -225,7 +221,6 @@ class GatewaySettings(Section):
     retries: RetrySettings = RetrySettings()
     health: HealthSettings = HealthSettings()
     security: SecuritySettings = SecuritySettings()
-    coordinator: CoordinatorSettings = CoordinatorSettings()
     store: StoreSettings = StoreSettings()
     log: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()

@@ -37,7 +37,7 @@ def test_names_follow_the_conventions(stage: Stage) -> None:
     wanted += ["breaker_open", "replica_ready", "replica_active_requests", "replica_exact", "replica_info"]
     wanted += [f"engine_{name}" for name in ("running_requests", "waiting_requests", "kv_cache_usage_ratio")]
     wanted += ["engine_prefix_cache_queries_tokens", "engine_prefix_cache_hits_tokens"]
-    wanted += ["event_lag_seconds", "key_transitions", "event_stream_gaps", "wrong_predictions", "residency_doubts"]
+    wanted += ["engine_event_delay_seconds", "engine_key_transitions", "wrong_predictions", "residency_doubts"]
     assert [name for name in wanted if f"kvgate_{name}" not in families] == []
 
 
@@ -187,22 +187,21 @@ def test_of_a_pool_that_a_replica_has_left_nothing_stays(open_cluster: Cluster, 
 
 
 def test_what_engines_tell_is_shown(stage: Stage) -> None:
-    """One gateway applies each event stream; all gateways show the figures of its agent."""
+    """All gateways show the figures of a replica's agent."""
 
-    def applied(replica: str) -> list[float]:
-        names = ("key_transitions_total", "event_lag_seconds_count")
-        return [sum(stage.sample(f"kvgate_{name}", gateway, replica=replica) for gateway in (0, 1)) for name in names]
+    def transitions(replica: str) -> list[float]:
+        return [stage.sample("kvgate_engine_key_transitions", gateway, replica=replica) for gateway in (0, 1)]
 
-    before = {sim.id: applied(sim.id) for sim in stage.sims}
+    before = {sim.id: transitions(sim.id) for sim in stage.sims}
     context = text()
     replica = stage.chat(context).replica
     stage.until_resident(chat_body(context))
-    wait_until(lambda: all(now > then for now, then in zip(applied(replica), before[replica], strict=True)))
+    wait_until(lambda: all(now > then for now, then in zip(transitions(replica), before[replica], strict=True)))
     for gateway in (0, 1):
         assert stage.sample("kvgate_engine_prefix_cache_queries_tokens", gateway, replica=replica) > 0
+        assert 0 < stage.sample("kvgate_engine_event_delay_seconds", gateway, replica=replica) < 10
         assert stage.sample("kvgate_engine_running_requests", gateway, replica=replica) >= 0
         assert 0 <= stage.sample("kvgate_engine_kv_cache_usage_ratio", gateway, replica=replica) <= 1
-    assert stage.sample("kvgate_event_stream_gaps_total") == 0
 
 
 def test_a_client_chooses_no_labels(stage: Stage) -> None:

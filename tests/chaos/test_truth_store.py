@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from bench.cluster import SimReplica
 from tests.chaos.truth_check import Told
 from tests.chaos.truth_load import Askers
 from tests.chaos.truth_stage import TruthStage
-from tests.chaos.truth_troubles import frozen_gateways
-from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
 
 AWAY_S = 10.0
@@ -94,31 +91,3 @@ async def while_it_is_away(truth: TruthStage, replica: SimReplica, askers: Asker
     await eventually(lambda: askers.answers and "state=fallback" in askers.answers[-1].decision)
     await truth.crowd_out(replica)
     await asyncio.sleep(until_s - loop.time())
-
-
-async def test_a_stream_cut_off_at_its_cap_is_noticed_and_all_is_said_again(truth: TruthStage) -> None:
-    r0 = truth.replica("r0")
-    agent = truth.cluster.agent("r0")
-    old, kept = await truth.old_and_kept(r0)
-    options = agent.command[agent.command.index("agent") :]
-    agent.stop()
-    agent.start(sys.executable, "-P", "-c", AGENT_WITH_SMALL_CAP, str(CAP), *options)
-    await eventually(truth.is_exact_everywhere)
-    await truth.settle([old, *kept])
-    async with another_gateway(truth.cluster, "third", coordinator={"apply_events": False}) as third:
-        with frozen_gateways(truth):
-            await truth.crowd_out(r0)
-            async with Askers(truth, [truth.new_prompt(words=200) for _ in range(40)], 1, urls=[third.url]) as askers:
-                await eventually(lambda: is_cut_off(truth, r0), within_s=60)
-        await eventually(truth.is_exact_everywhere)
-        await truth.settle([old, *kept])
-    assert askers.answers
-    agent.stop()
-    agent.start()
-
-
-async def is_cut_off(truth: TruthStage, replica: SimReplica) -> bool:
-    """Whether the stream has lost entries that no gateway has applied."""
-    cursor = await truth.client.hget(truth.keys.cursors, replica.id)
-    first = await truth.client.xrange(truth.keys.events(replica.id), count=1)
-    return bool(first) and int(first[0][1]["n"]) > int(cursor.split(" ")[1]) + 1

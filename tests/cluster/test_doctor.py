@@ -255,7 +255,7 @@ ODD = {
 
 @contextmanager
 def odd_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]:
-    """Replicas with one problem each, and a gateway that does not apply events."""
+    """Replicas with one problem each."""
     sims = {
         name: SimReplica(name, port, ("--speed", "0", *arguments), folder / f"{name}.log")
         for (name, arguments), port in zip(ODD.items(), free_ports(len(ODD)), strict=True)
@@ -267,8 +267,7 @@ def odd_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]
             sim.wait_until_ready()  # one by one: a busy machine is too slow to start seven at once
         urls = {name: sim.url for name, sim in sims.items()}
         urls["deaf"] += f",events=tcp://127.0.0.1:{free_ports(1)[0]}"  # no engine publishes there
-        config = {"coordinator": {"apply_events": False}}
-        yield stack.enter_context(running_gateways(urls, gateways=1, config=config)), sims
+        yield stack.enter_context(running_gateways(urls, gateways=1)), sims
 
 
 async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) -> None:
@@ -295,7 +294,6 @@ async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) 
         ("agent-missing", "replica old"),  # this version does not tell where its events are, so `up` starts no agent
         ("name-in-several-pools", "model sim"),
         ("events-missing", "replica deaf"),
-        *(("events-not-applied", f"replica {name}") for name in ODD if name not in ("silent", "old")),
         *([("events-exposed", "replica open")] if outward_address() else []),
     }
     assert said == wanted

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import pytest
 import redis.asyncio as redis
 import yaml
 
+from bench.cluster import SimReplica
 from bench.fleet.gateways import GatewayProcess
 from bench.fleet.replicas import light_replicas
 from bench.fleet.settings import LightSettings
@@ -70,23 +71,23 @@ class Stage:
         return Ledger(self.client, self.keys.pool)
 
     @contextmanager
-    def gateway(self, name: str, packages: Path = ROOT) -> Iterator[GatewayProcess]:
+    def gateway(self, name: str, packages: Path = ROOT, replicas: int = REPLICAS) -> Iterator[GatewayProcess]:
         """A gateway that runs the code of these packages, and is ready."""
         (port,) = free_ports(1)
         file, log = self.folder / f"{name}.yaml", self.folder / f"{name}.log"
-        replicas = [{"id": replica, "url": url} for replica, url in self.replica_urls.items()]
+        listed = [{"id": replica, "url": url} for replica, url in self.replica_urls.items()]
         redis_section = {"url": self.redis_url, "budget_ms": 500, "overdue_ms": 5000}
         health = {"timeout_s": 5}
         file.write_text(
             yaml.safe_dump(
-                {"id": name, "host": "127.0.0.1", "port": port, "redis": redis_section, "replicas": replicas}
+                {"id": name, "host": "127.0.0.1", "port": port, "redis": redis_section, "replicas": listed}
                 | {"health": health}
             )
         )
         command = ("env", f"PYTHONPATH={packages}", sys.executable, "-P", "-m", "gateway.ops.cli", "gateway")
         with log.open("wb") as output, running((*command, "--config", str(file)), output) as process:
             gateway = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
-            gateway.wait_until_ready(REPLICAS)
+            gateway.wait_until_ready(replicas)
             yield gateway
 
     async def ask(self, url: str, document: str, question: int, stream: bool) -> str:
@@ -107,6 +108,20 @@ class Stage:
                 await self.ask(dice.choice(urls), dice.choice(DOCUMENTS), number, dice.random() < 0.5)
 
         await asyncio.gather(*(one(seed * 1000 + number) for number in range(count)))
+
+    async def residents(self) -> int:
+        """How many records of the map say that a replica holds a key."""
+        keys = [key async for key in self.client.scan_iter(self.keys.own("*"))]
+        records = [record for key in keys for record in (await self.client.hgetall(key)).values()]
+        return sum(" resident " in record for record in records)
+
+    async def has_more_residents(self, before: int) -> bool:
+        return await self.residents() > before
+
+    async def has_agent(self, replica: str) -> bool:
+        """Whether an agent has the lease on the replica now."""
+        record, (seconds, _) = await self.client.hget(self.keys.agents, replica), await self.client.time()
+        return record is not None and int(record.split(" ")[2]) >= seconds * 1000
 
     async def nothing_is_in_flight(self) -> bool:
         sums = await self.ledger.sums()
@@ -145,3 +160,50 @@ async def test_an_upgrade_loses_no_request_and_no_count(stage: Stage, older: Pat
             await stage.load([new.url], seed=3)
             await eventually(stage.nothing_is_in_flight)
             assert await stage.ledger.ownership_problems() == []
+
+
+@contextmanager
+def agent_of(packages: Path, sim: SimReplica, redis_url: str, folder: Path) -> Iterator[None]:
+    """An agent that runs the code of these packages, until it is told to stop."""
+    options = ("--replica", sim.id, "--url", sim.url, "--redis-url", redis_url)
+    command = ("env", f"PYTHONPATH={packages}", sys.executable, "-P", "-m", "gateway.ops.cli", "agent", *options)
+    with (folder / "agent.log").open("ab") as log, running(command, log) as process:
+        yield
+        process.terminate()
+        process.wait(30)
+
+
+async def test_agents_of_both_versions_keep_the_map_of_both_versions_true(tmp_path: Path, older: Path) -> None:
+    """An older agent leaves it to gateways to apply what it says. A newer one leaves them nothing to do."""
+    sim = SimReplica("r0", free_ports(1)[0], ("--speed", "0"), tmp_path / "r0.log")
+    with running_redis() as server, ExitStack() as stack:
+        stack.callback(sim.kill)
+        sim.start()
+        sim.wait_until_ready()
+        http = httpx.AsyncClient(timeout=60)
+        client = redis.Redis.from_url(server.url, decode_responses=True, protocol=2)
+        stage = Stage(tmp_path, server.url, {sim.id: sim.url}, client, http)
+        said = 0
+
+        async def is_told(url: str) -> None:
+            """A prompt that is asked for through this gateway becomes resident in the map."""
+            nonlocal said
+            said += 1
+            before = await stage.residents()
+            await stage.ask(url, f"{said}: {DOCUMENTS[said % 8]}", said, stream=False)
+            await eventually(lambda: stage.has_more_residents(before))
+
+        new = stack.enter_context(stage.gateway("new", replicas=0))
+        for packages in (older, ROOT, older, ROOT):
+            with agent_of(packages, sim, server.url, tmp_path):
+                await eventually(lambda: stage.has_agent("r0"))
+                await is_told(new.url)
+                await is_told(new.url)
+        old = stack.enter_context(stage.gateway("old", older, replicas=0))
+        new.process.terminate()
+        for packages in (ROOT, older):
+            with agent_of(packages, sim, server.url, tmp_path):
+                await eventually(lambda: stage.has_agent("r0"))
+                await is_told(old.url)
+        await client.aclose()
+        await http.aclose()

@@ -12,7 +12,7 @@ import redis.asyncio as redis
 import coordinator
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import joined, register
-from tests.coordinator.stream import Stream, attend, lead, linked
+from tests.coordinator.stream import Stream, attend, linked
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 
 README = Path(coordinator.__file__).with_name("README.md")
@@ -68,5 +68,4 @@ async def stream(redis_server: RedisServer, pool: Pool, client: redis.Redis) -> 
     await register(pool, 2)
     async with linked(redis_server.url) as link:
         await attend(link)
-        await lead(pool)
-        yield Stream(pool, client, link)
+        yield Stream(link)

@@ -1,18 +1,17 @@
-"""Fixtures for tests of event streams: an agent's connection, and a stream that is applied one entry at a time."""
+"""Fixtures for tests of event streams: an agent's connection, and the stream that it writes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import redis.asyncio as redis
 
-from coordinator.agent.agent_store import AgentStore, Attended, Vitals
+from coordinator.agent.agent_store import AgentStore, Attended, Vitals, _line
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
 from coordinator.errors import StoreDown
-from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
 from tests.polling import eventually
 
@@ -47,7 +46,7 @@ async def attend(link: AgentStore, leaving: bool = False, **changes: Any) -> Att
     return answer
 
 
-async def agent_record(
+async def followed(
     client: redis.Redis,
     name: str = "r0",
     incarnation: str = "life1",
@@ -56,16 +55,10 @@ async def agent_record(
     waiting: int = 0,
     lease_ms: int = 60_000,
 ) -> None:
-    """Writes the record of an agent's heartbeat, with a lease as long as the test needs."""
+    """Writes the record of an agent's heartbeat, with a lease as long as the test needs. The replica is exact, unless
+    `mode` changes that."""
     until_ms = await now_ms(client) + lease_ms
     await client.hset(KEYS.agents, name, f"agent0 {incarnation} {until_ms} {mode} {relearning} {waiting} -1")
-
-
-async def followed(client: redis.Redis, name: str = "r0", applied_ms: int = 60_000, **record: Any) -> None:
-    """Writes the result of an agent's and an applier's heartbeats. The replica is exact, unless `record` changes
-    that."""
-    await agent_record(client, name, **record)
-    await client.hset(KEYS.leases, f"events:{name}", f"gw0 {await now_ms(client) + applied_ms}")
 
 
 def gains(keys: list[str], first: int = 0, medium: str = "gpu", span: int = SPAN_TOKENS) -> list[Resident]:
@@ -79,20 +72,10 @@ def losses(keys: list[str]) -> list[Evicted]:
     return [Evicted(key) for key in keys]
 
 
-async def lead(
-    pool: Pool, who: str = "gw0", lease_ms: int = 60_000, leaving: bool = False, known: Iterable[str] = ()
-) -> dict[str, str]:
-    """One heartbeat of an applier: the replicas that it holds, and their cursors."""
-    flat = await pool.run("lead", applier=who, lease_ms=lease_ms, leaving=leaving, known=list(known))
-    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
-
-
 class Stream:
-    """One replica's stream. `say` publishes an entry, and `apply_all` applies the entries after the cursor."""
+    """One replica's stream, for its agent."""
 
-    def __init__(self, pool: Pool, client: redis.Redis, link: AgentStore, name: str = "r0") -> None:
-        self._pool = pool
-        self._client = client
+    def __init__(self, link: AgentStore, name: str = "r0") -> None:
         self.link = link
         self.name = name
 
@@ -100,35 +83,22 @@ class Stream:
         """Publishes one entry and returns its number."""
         return await self.link.publish(transitions, 0.0, 0)
 
-    async def cursor(self) -> str:
-        return await self._client.hget(KEYS.cursors, self.name) or ""
+    async def say_all(self, residents: Sequence[Resident], seq: int = 0) -> None:
+        """Publishes everything again that is resident."""
+        await say_all(self.link, residents, seq)
 
-    async def unread(self) -> list[tuple[str, dict[str, str]]]:
-        """The entries after the cursor."""
-        after = (await self.cursor()).split(" ")[0]
-        return list(await self._client.xrange(KEYS.events(self.name), f"({after}" if after else "-"))
 
-    async def offer(self, entry: tuple[str, dict[str, str]], cursor: str, who: str = "gw0") -> list[Any]:
-        """The script's reply to one entry, for an applier that believes the cursor is `cursor`."""
-        entry_id, fields = entry
-        lines = fields["transitions"].split("\n")
-        reply = await self._pool.run(
-            "apply",
-            applier=who,
-            replica=self.name,
-            known_cursor=cursor,
-            stream_id=entry_id,
-            number=fields["n"],
-            incarnation=fields["inc"],
-            happened_ms=fields["at_ms"],
-            keys=[line.split(" ")[1] for line in lines if line[0] in "+-"],
-            transitions=lines,
-        )
-        return [part.decode() if isinstance(part, bytes) else part for part in reply]
+async def say_all(link: AgentStore, residents: Sequence[Resident], seq: int = 0) -> None:
+    """Publishes everything again that is resident, as a restatement in one piece."""
+    await link.void_before(await link.publish(residents, 0.0, None), seq)
 
-    async def apply_all(self, who: str = "gw0") -> list[list[Any]]:
-        """Applies all unread entries, in order."""
-        return [await self.offer(entry, await self.cursor(), who) for entry in await self.unread()]
+
+async def say_as_an_older_agent(client: redis.Redis, transitions: Sequence[Transition], name: str = "r0") -> None:
+    """Writes an entry to the stream as agents before version 0.2 do: the map does not change."""
+    number = int(await client.hincrby(KEYS.entries, name, 1))
+    lines = "\n".join(map(_line, transitions))
+    entry = {"n": number, "inc": "life1", "at_ms": await now_ms(client), "transitions": lines}
+    await client.xadd(KEYS.events(name), entry)
 
 
 async def counted_tokens(client: redis.Redis, holding_only: bool = False) -> dict[str, int]:

@@ -10,16 +10,16 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
-from coordinator.chores.applier import Appliers
 from coordinator.chores.held_keys import forget
+from coordinator.chores.older_agents import apply_older
 from coordinator.errors import StoreDown, StoreRefused
-from coordinator.known_pools import known_pools
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.progress import read_progress, write_progress
 from coordinator.scripts import BreakerKnobs, PolicyKnobs, load
 from coordinator.store import Store, StoreOptions
+from coordinator.survey import Survey
 from gateway.settings.policies import POLICIES
 from tests.coordinator.stage import (
     chain,
@@ -35,7 +35,7 @@ from tests.coordinator.stage import (
     sweep,
     trim,
 )
-from tests.coordinator.stream import attend, gains, linked
+from tests.coordinator.stream import attend, gains, linked, say_all
 from tests.coordinator.watch.stage import chunk, holds, watching
 from tests.polling import eventually
 from tests.redis_server import RedisServer
@@ -138,11 +138,18 @@ async def live_among_many(pool: Pool) -> None:
         await place(pool, policy, chain("many"), knobs=PolicyKnobs(policy))
 
 
-async def tell_and_apply(store: Store, url: str) -> None:
-    """Every call that an agent and an applier make."""
+async def survey(url: str) -> None:
+    """What the doctor must read with the gateways' user."""
+    found = await Survey.open(url, 5.0)
+    assert await found.pools() == ["m"]
+    await found.close()
+
+
+async def tell(store: Store, url: str) -> None:
+    """Every call that an agent makes."""
     pool = store.pool("m")
-    async with linked(url, "r9") as link, asyncio.TaskGroup() as tasks:
-        applying = tasks.create_task(Appliers(url, "gw0", store.pool_names, lambda _applied: None).run())
+    pool.reassert()  # the gateway had left
+    async with linked(url, "r9") as link:
         await attend(link)
         await eventually(lambda: is_exact(pool, "r9"))
         asked = request("c", chain(9), pinned="r9", shape=b'{"text_bytes":[9]}')
@@ -151,16 +158,17 @@ async def tell_and_apply(store: Store, url: str) -> None:
         assert await tell_measured(pool, asked, placed, 90) == 1
         await attend(link, counters={"hits": 1.0})
         assert await link.bindings([asked.tip], elsewhere_is_report=False)
-        await pool.read("XADD", pool.keys.events("r9"), "*", "no", "agent's")  # the applier removes this entry
-        await link.restate(gains(chain(9)), 0)
-        await eventually(lambda: link.is_applied(2))
+        await say_all(link, gains(chain(9)))
+        await pool.read("XADD", pool.keys.events("r9"), "*", "no", "agent's")
+        older = ("n", 3, "inc", "life1", "at_ms", 1, "transitions", f"- {chain(8)[0]}")
+        await pool.read("XADD", pool.keys.events("r9"), "*", *older)
+        await pool.read("HSET", pool.keys.entries, "r9", 3)
+        await apply_older(pool, ["r9"])  # an older agent's entry; it removes what no agent wrote
         assert await link.residents()
         assert await link.ask("STRLEN", pool.keys.chunk(asked.tip)) == 0  # as the agent asks for LMCache's chunks
         await credit(pool, asked, placed, 100)
         ask_reset(pool, "r9")
         await sweep(pool, "r9")
-        applying.cancel()
-    assert await known_pools(store) == ["m"]
 
 
 def test_the_documentation_lists_these_commands() -> None:
@@ -194,7 +202,8 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
     async with running(store):
         assert store.is_up(), store.reason
         await live_a_little(pool)
-        await tell_and_apply(store, restricted_url)
+        await tell(store, restricted_url)
+        await survey(restricted_url)
         await client.hset(pool.keys.gateways, "gw9", f"1 {await now_ms(client) - 1}")
         await client.hset(pool.keys.flight("gw9"), "x", f"r0 life1 1 10 {chain(1)[0]}")
         await eventually(lambda: is_reaped(pool, client, "gw9"))
@@ -210,7 +219,8 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
     async with running(store):
         await live_a_little(store.pool("m"))
         await live_among_many(store.pool("m"))
-        await tell_and_apply(store, redis_server.url)
+        await tell(store, redis_server.url)
+        await survey(redis_server.url)
         await client.hset(store.pool("m").keys.gateways, "gw9", "1 1")
         await eventually(lambda: is_reaped(store.pool("m"), client, "gw9"))
     async with watching(redis_server.url) as watcher:

@@ -24,7 +24,7 @@ from tests.coordinator.stage import (
     register,
     replica,
 )
-from tests.coordinator.stream import agent_record
+from tests.coordinator.stream import followed
 from tests.redis_server import RedisServer
 
 
@@ -121,10 +121,10 @@ async def test_what_a_dead_gateway_claimed_and_no_event_confirmed_is_withdrawn(
     pool: Pool, other: Pool, client: redis.Redis
 ) -> None:
     """The dead gateway's request broke off with it. The replica's agent reports the computed blocks, so an unconfirmed
-    claim must not remain. The dead gateway may have been the applier of those reports."""
+    claim must not remain."""
     await register(pool, 2)
-    await agent_record(client, "r0")
-    await agent_record(client, "r1", mode="none")
+    await followed(client, "r0")
+    await followed(client, "r1", mode="none")
     await place(other, "told", chain(1, 2, 3), pinned="r0")
     await place(other, "untold", chain(1, 2, 3), pinned="r1")
     await drained(other)

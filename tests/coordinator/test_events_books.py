@@ -11,11 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
+from coordinator.chores.older_agents import apply_older
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement
 from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, register, replica, request, sweep
-from tests.coordinator.stream import RESET, Stream, attend, counted_tokens, gains, lead, linked, losses
+from tests.coordinator.stream import (
+    RESET,
+    Stream,
+    attend,
+    counted_tokens,
+    gains,
+    linked,
+    losses,
+    say_as_an_older_agent,
+)
 from tests.redis_server import RedisServer
 
 CHAINS = [chain("a", "b"), chain("a", "c", "d"), chain("a", "c", "e")]
@@ -42,8 +52,9 @@ steps = st.lists(
         st.tuples(st.just("measure"), st.integers(0, 5), st.integers(1, 300)),
         st.tuples(st.just("say"), replicas, st.lists(transitions, min_size=1, max_size=4)),
         st.tuples(st.just("restate"), replicas, st.sampled_from(CHAINS), st.integers(0, 3)),
-        st.tuples(st.just("apply and go on"), replicas, st.lists(transitions, min_size=1, max_size=4)),
-        st.tuples(st.just("apply and go on"), replicas, st.just([("reset",)])),
+        st.tuples(st.just("say"), replicas, st.just([("reset",)])),
+        st.tuples(st.just("older agent says"), replicas, st.lists(transitions, min_size=1, max_size=4)),
+        st.tuples(st.just("apply what older agents said")),
         st.tuples(st.just("trim the stream"), replicas),
         st.tuples(st.just("register"), replicas, st.sampled_from(["life1", "life2"])),
         st.tuples(st.just("sweep"), replicas),
@@ -102,12 +113,17 @@ class Books:
         if lines := spoken(told):
             await self._streams[name].say(*lines)
 
-    async def restate(self, name: str, keys: list[str], first: int) -> None:
-        await self._streams[name].link.restate(gains(keys, first), 0)
+    async def older(self, name: str, told: Sequence[tuple[Any, ...]]) -> None:
+        if lines := spoken(told):
+            await say_as_an_older_agent(self._client, lines, name)
+            link = self._streams[name].link
+            link._entries = (link._entries or 0) + 1
 
-    async def apply(self, name: str, told: Sequence[tuple[Any, ...]]) -> None:
-        await self.say(name, told)
-        assert {answer[0] for answer in await self._streams[name].apply_all()} <= {"ok"}
+    async def apply(self) -> None:
+        await apply_older(self._pool, REPLICAS)
+
+    async def restate(self, name: str, keys: list[str], first: int) -> None:
+        await self._streams[name].say_all(gains(keys, first), 0)
 
     async def trim(self, name: str) -> None:
         await self._client.xtrim(KEYS.events(name), maxlen=1, approximate=False)
@@ -139,8 +155,7 @@ async def test_owned_tokens_are_the_sum_of_what_the_records_hold(
         for name in await register(pool, len(REPLICAS)):
             link = await links.enter_async_context(linked(redis_server.url, name))
             await attend(link)
-            streams[name] = Stream(pool, client, link, name)
-        await lead(pool)
+            streams[name] = Stream(link, name)
         books = Books(pool, client, streams)
         for step in steps:
             await books.take(*step)

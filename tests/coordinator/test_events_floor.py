@@ -7,7 +7,16 @@ import redis.asyncio as redis
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, hash_of, numbers, owners, place, replica, sweep
-from tests.coordinator.stream import RESET, Stream, agent_record, attend, counted_tokens, gains, losses
+from tests.coordinator.stream import (
+    RESET,
+    Stream,
+    attend,
+    counted_tokens,
+    followed,
+    gains,
+    losses,
+    say_as_an_older_agent,
+)
 
 
 async def floor(client: redis.Redis) -> int:
@@ -19,7 +28,6 @@ async def test_what_was_said_before_a_reset_is_not_chosen(stream: Stream, pool: 
     await stream.say(*gains(old))
     number = await stream.say(RESET)
     await stream.say(*gains(new))
-    await stream.apply_all()
     assert await floor(client) == number
     assert (await place(pool, "a", old, pinned="r0")).matched_keys == 0
     assert (await place(pool, "b", new, pinned="r0")).matched_keys == 2
@@ -29,7 +37,6 @@ async def test_a_claim_outlives_a_reset(stream: Stream, pool: Pool) -> None:
     """A claim predicts the result of its request's computation."""
     await place(pool, "a", chain(1, 2), pinned="r0")
     await stream.say(RESET)
-    await stream.apply_all()
     assert (await place(pool, "b", chain(1, 2), pinned="r0")).matched_keys == 2
 
 
@@ -39,7 +46,6 @@ async def test_what_an_entry_says_before_a_reset_in_it_is_void_and_what_it_says_
     """An agent collects transitions for a short time, so one entry can contain a new key and a reset."""
     before, behind = chain("before", 1), chain("behind", 1)
     await stream.say(*gains(before), *losses(before[1:]), RESET, *gains(behind))
-    await stream.apply_all()
     assert (await place(pool, "a", before, pinned="r0")).matched_keys == 0
     assert (await place(pool, "b", behind, pinned="r0")).matched_keys == 2
 
@@ -51,7 +57,6 @@ async def test_claiming_anew_what_lies_below_the_floor_counts_it_once(
     await stream.say(*gains(keys))
     await stream.say(RESET)
     await stream.say(*gains(keys[:1]))
-    await stream.apply_all()
     placed = await place(pool, "a", keys, pinned="r0")
     assert (placed.matched_keys, placed.claimed_from) == (1, 2)
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 400}
@@ -64,7 +69,6 @@ async def test_a_chain_of_which_everything_lies_below_the_floor_is_claimed_from_
     keys = chain(1, 2, 3, 4)
     await stream.say(*gains(keys))
     await stream.say(RESET)
-    await stream.apply_all()
     assert (await place(pool, "a", keys, pinned="r0")).claimed_from == 1
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 400}
 
@@ -75,11 +79,9 @@ async def test_claiming_anew_what_an_earlier_life_of_the_same_name_held_subtract
     """Two gateways may briefly disagree on a replica's current incarnation. Its sums started again at zero."""
     keys = chain(1, 2)
     await stream.say(*gains(keys))
-    await stream.apply_all()
     await pool.register(replica("r0", "life2"))
     await pool.register(replica("r0", "life1"))
     await stream.say(RESET)
-    await stream.apply_all()
     assert (await place(pool, "a", keys, pinned="r0")).claimed_from == 1
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
 
@@ -90,15 +92,13 @@ async def test_saying_a_key_again_after_a_reset_counts_it_once(stream: Stream, c
         await stream.say(*gains(keys))
         await stream.say(RESET)
     await stream.say(*gains(keys))
-    await stream.apply_all()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
 
 
 async def test_a_restatement_voids_what_it_does_not_repeat(stream: Stream, pool: Pool, client: redis.Redis) -> None:
     kept, gone = chain("kept", 1), chain("gone", 1)
     await stream.say(*gains(kept), *gains(gone))
-    await stream.link.restate(gains(kept), 0)
-    await stream.apply_all()
+    await stream.say_all(gains(kept), 0)
     assert await floor(client) == 2
     assert (await place(pool, "a", kept, pinned="r0")).matched_keys == 2
     assert await sweep(pool, "r0") == 2
@@ -108,8 +108,7 @@ async def test_a_restatement_voids_what_it_does_not_repeat(stream: Stream, pool:
 
 async def test_a_restatement_of_nothing_voids_everything(stream: Stream, pool: Pool) -> None:
     await stream.say(*gains(chain(1)))
-    await stream.link.restate([], 0)
-    await stream.apply_all()
+    await stream.say_all([], 0)
     assert (await place(pool, "a", chain(1), pinned="r0")).matched_keys == 0
 
 
@@ -118,13 +117,11 @@ async def test_a_sweep_takes_out_what_lies_below_the_floor_and_of_past_lives(
 ) -> None:
     past, old, new = chain("past", 1), chain("old", 1, 2), chain("new", 1)
     await stream.say(*gains(past))
-    await stream.apply_all()
     await pool.register(replica("r0", "life2"))
     stream.link.incarnation = "life2"
     await stream.say(*gains(old))
     await stream.say(RESET)
     await stream.say(*gains(new))
-    await stream.apply_all()
     assert await sweep(pool, "r0") == 5
     assert [await owners(client, key) for key in (*past, *old)] == [{}] * 5
     assert sorted(await client.zrange(KEYS.held("r0"), 0, -1)) == sorted(new)
@@ -137,7 +134,6 @@ async def test_a_sweep_leaves_other_replicas_alone(stream: Stream, pool: Pool, c
     await place(pool, "a", keys, pinned="r1")
     await stream.say(*gains(keys))
     await stream.say(RESET)
-    await stream.apply_all()
     assert await sweep(pool, "r0") == 2
     assert [list(await owners(client, key)) for key in keys] == [["r1"], ["r1"]]
     assert await numbers(client, KEYS.owned_tokens) == {"r1": 200}
@@ -146,42 +142,28 @@ async def test_a_sweep_leaves_other_replicas_alone(stream: Stream, pool: Pool, c
 async def test_the_worker_sweeps_an_exact_replica_when_its_floor_has_moved(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
-    await agent_record(client)
+    await followed(client)
     await stream.say(*gains(chain("old", 1)))
-    await stream.apply_all()
     worker = Worker(pool)
     await worker.tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
     await stream.say(RESET)
-    await stream.apply_all()
     await worker.tick()
     assert await numbers(client, KEYS.owned_tokens) == {}
 
 
-async def test_a_gap_in_the_numbers_voids_what_was_said_before_and_asks_for_it_again(
+async def test_what_an_older_agent_said_and_nobody_applied_voids_what_was_said_before_and_is_asked_for_again(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
     old, new = chain("old", 1), chain("new", 1)
     await stream.say(*gains(old))
-    await stream.apply_all()
-    for _ in range(3):
-        await stream.say(*losses(old))
-    await client.xtrim(KEYS.events("r0"), maxlen=0, approximate=False)
+    await say_as_an_older_agent(client, losses(old))
+    stream.link._entries = 2
     number = await stream.say(*gains(new))
-    [[status, _, missing]] = await stream.apply_all()
-    assert (status, missing) == ("ok", 1)
-    assert await floor(client) == number
+    assert (await floor(client), number) == (3, 3)
     assert (await attend(stream.link)).asked == "restate"
     assert (await place(pool, "a", old, pinned="r0")).matched_keys == 0
     assert (await place(pool, "b", new, pinned="r0")).matched_keys == 2
-
-
-async def test_a_stream_that_begins_with_a_gap_is_asked_for_again(stream: Stream, client: redis.Redis) -> None:
-    await stream.say(*gains(chain(1)))
-    await client.xtrim(KEYS.events("r0"), maxlen=0, approximate=False)
-    await stream.say(*gains(chain(2)))
-    assert [answer[2] for answer in await stream.apply_all()] == [1]
-    assert (await attend(stream.link)).asked == "restate"
 
 
 async def test_owned_tokens_say_what_the_records_say_through_all_of_it(
@@ -190,9 +172,7 @@ async def test_owned_tokens_say_what_the_records_say_through_all_of_it(
     for i in range(3):
         await place(pool, f"id{i}", chain("a", i), pinned="r0")
         await stream.say(*gains(chain("a", i, 1)))
-        await stream.apply_all()
         assert await numbers(client, KEYS.owned_tokens) == await counted_tokens(client)
         await stream.say(RESET)
-        await stream.apply_all()
     await sweep(pool, "r0")
     assert await numbers(client, KEYS.owned_tokens) == await counted_tokens(client, holding_only=True)

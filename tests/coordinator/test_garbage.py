@@ -1,4 +1,4 @@
-"""Garbage in any key: placements, chores, agents and appliers go on, and all sums become right again."""
+"""Garbage in any key: placements, chores and agents go on, and all sums become right again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from coordinator.agent.agent_store import AgentStore
 from coordinator.agent.engine_session import Handover
 from coordinator.chores import repair
-from coordinator.chores.applier import Applier
 from coordinator.chores.repair import CHECK_FLIGHT_EVERY_MS
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
@@ -26,7 +25,7 @@ from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs, Standing, 
 from coordinator.subset import Subset
 from tests.cluster.ledger import Ledger
 from tests.coordinator.stage import KEYS, chain, drained, place, register, replica, request
-from tests.coordinator.stream import attend, gains, linked
+from tests.coordinator.stream import attend, gains, linked, say_all
 from tests.redis_server import RedisServer
 
 VALUES = (
@@ -81,19 +80,18 @@ def name_of(value: Any) -> str:
 
 @dataclass
 class Cluster:
-    """One pool with two replicas. An agent follows r0 and gw0 applies its events. Each replica has one request in
+    """One pool with two replicas. An agent follows r0. Each replica has one request in
     flight."""
 
     pool: Pool
     chores: Worker
     link: AgentStore
-    applier: Applier
     client: redis.Redis
     requests: int = 0
 
     async def live(self) -> None:
-        """Runs every action of gateways, agents and appliers once, and continues when the store refuses one."""
-        for step in (self._serve, self._chores, self._agent, self._apply, self._read):
+        """Runs every action of gateways and agents once, and continues when the store refuses one."""
+        for step in (self._serve, self._chores, self._agent, self._read):
             try:
                 await step()
             except StoreError:
@@ -135,16 +133,9 @@ class Cluster:
 
     async def _agent(self) -> None:
         answer = await attend(self.link, counters={"running": 1.0})
-        await Handover.find(self.link, answer, may_wait=False)
+        await Handover.find(self.link, answer)
         await self.link.bindings([PROMPT[-1]], elsewhere_is_report=False)
         await self.link.publish(gains(PROMPT), 0.0, 5)
-
-    async def _apply(self) -> None:
-        wire = self.pool._wire
-        assert wire is not None
-        await self.applier._lead(wire)
-        if self.applier.held:
-            await self.applier._apply(wire, await self.applier._read(wire))
 
     async def _read(self) -> None:
         await read_owners(self.pool, PROMPT)
@@ -157,13 +148,12 @@ class Cluster:
 async def cluster(pool: Pool, client: redis.Redis, redis_server: RedisServer) -> AsyncIterator[Cluster]:
     await register(pool, 2)
     async with linked(redis_server.url) as link:
-        cluster = Cluster(pool, Worker(pool), link, Applier("redis://", "gw0", "m", lambda _applied: None), client)
-        cluster.applier._allow_oom = pool._allow_oom  # as after a connect
+        cluster = Cluster(pool, Worker(pool), link, client)
         await attend(link, counters={"running": 1.0})
         await place(pool, "a", PROMPT, pinned="r0")
         await place(pool, "b", PROMPT, pinned="r1")
         await remember(pool, "resp", "r0", "life1", None)
-        await link.restate(gains(PROMPT), 5)
+        await say_all(link, gains(PROMPT), 5)
         await cluster.live()
         yield cluster
 
@@ -183,7 +173,8 @@ async def mended(cluster: Cluster) -> None:
     assert set(await ledger.replicas()) == {"r0", "r1"}
     fleet = await cluster.pool.beat()
     assert fleet.is_exact("r0")
-    assert await cluster.link.is_applied(await cluster.link.publish(gains(PROMPT), 0.0, 5) - 1)
+    number = await cluster.link.publish(gains(PROMPT), 0.0, 5)
+    assert await cluster.link.is_applied(number)
     assert (await ledger.sums()).counted == {"r0": 1, "r1": 1}, "the requests in flight"
 
 

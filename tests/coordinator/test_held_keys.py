@@ -31,7 +31,7 @@ LOOK = Look(count=100, oldest_ms=NOW_MS - 5000, newest_ms=NOW_MS - 1000, owned_t
 def state(now_ms: int = NOW_MS, *, has_agent: bool = True, relearns: bool = False) -> PoolState:
     until_ms = now_ms + 1000
     agents = {"r0": AgentRecord("agent0", "life1", until_ms, "session", relearns, 0, 1)} if has_agent else {}
-    return PoolState(True, (), {"r0": RECORD}, {}, "gw0", now_ms, agents, {"r0": until_ms})
+    return PoolState(True, (), {"r0": RECORD}, {}, "gw0", now_ms, agents)
 
 
 def chore(look: Look = LOOK, last: Pass | None = None, record: ReplicaRecord = RECORD, **at: Any) -> HeldKeys:

@@ -51,7 +51,6 @@ async def test_what_its_engine_told_of_is_left_alone(stream: Stream, pool: Pool,
     keys = chain(1)
     number = await stream.say(*gains(keys))
     asked, placed = await placed_on_r0(pool, str(number), keys)
-    await stream.apply_all()
     before = await owners(client, keys[0])
     assert await tell_measured(pool, asked, placed, 90) == 0
     assert await owners(client, keys[0]) == before
@@ -76,6 +75,5 @@ async def test_a_measured_claim_becomes_resident_like_any(stream: Stream, pool: 
     asked, placed = await placed_on_r0(pool, "a", keys)
     await tell_measured(pool, asked, placed, 90)
     await stream.say(*gains(keys, span=80))
-    await stream.apply_all()
     assert (await owners(client, keys[0]))["r0"][1:4] == ["resident", "gpu", "80"]
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 80}

@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 from coordinator.agent.agent_store import Registration
 from coordinator.agent.engine_session import EngineSession
 from coordinator.agent.http_engine import EngineSnapshot
-from coordinator.chores.applier import Applier
 from coordinator.redis import outage
 from coordinator.redis.outage import SAY_AGAIN_S, Outage
 from coordinator.store import Store, StoreOptions
@@ -53,11 +52,7 @@ async def agent(url: str) -> None:
     await EngineSession(Registration(url, "r0", "agent0"), "r0", await engine.look(), engine).run()
 
 
-async def applier(url: str) -> None:
-    await Applier(url, "gw0", "m", lambda _: None).run()
-
-
-async def gateway_or_coordinator(url: str) -> None:
+async def gateway(url: str) -> None:
     store = Store(StoreOptions(url, budget_s=1.0), "gw0")
     store.pool("m")
     await store.run()
@@ -69,7 +64,7 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-@pytest.mark.parametrize("process", [agent, applier, gateway_or_coordinator])
+@pytest.mark.parametrize("process", [agent, gateway])
 async def test_a_process_without_redis_goes_on_warning_until_it_is_back(
     process: Callable[[str], Coroutine[Any, Any, None]], server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,6 @@ async def test_a_prompt_that_events_confirm_is_no_backlog_any_more_while_its_ans
     await beat(pool, 2)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 300}
     await stream.say(*gains(keys))
-    await stream.apply_all()
     await beat(pool)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
     assert await numbers(client, KEYS.active) == {"r0": 2}
@@ -143,7 +142,6 @@ async def test_a_stream_ends_its_backlog_with_its_first_token_alone(
     pool.prefills.observe("r0", QUICK)
     await place(pool, "a", chain(1), pinned="r0")
     await stream.say(*gains(chain(1)))
-    await stream.apply_all()
     await client.config_resetstat()
     await beat(pool, 3)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
@@ -159,7 +157,6 @@ async def test_a_heartbeat_asks_for_no_more_tips_than_it_may(
     for n, each in enumerate(keys):
         await place_plain(pool, f"id{n}", each, pinned="r0")
     await stream.say(*(gain for each in keys for gain in gains(each)))
-    await stream.apply_all()
     await beat(pool, 2)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 200}, "the oldest first"
     await beat(pool)

@@ -16,7 +16,7 @@ from coordinator.errors import StoreError
 from coordinator.pool.lost_gateways import REMEMBERED_S, note_lost, read_lost
 from coordinator.pool.pool import Pool, Reservation
 from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, numbers, place, register
-from tests.coordinator.stream import agent_record
+from tests.coordinator.stream import followed
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 
@@ -47,7 +47,7 @@ async def test_all_is_given_back_and_seen_to_in_pieces(
 ) -> None:
     for limit in ("_GIVEN_BACK_AT_ONCE", "_HANDLED_AT_ONCE", "_KEYS_AT_ONCE"):
         monkeypatch.setattr(reaper, limit, 2)
-    await agent_record(client, "r0")
+    await followed(client, "r0")
     await beaten(pool)
     assert await numbers(client, KEYS.active) == await numbers(client, KEYS.backlog_tokens) == {}
     assert await numbers(client, KEYS.owned_tokens) == {}
@@ -56,7 +56,7 @@ async def test_all_is_given_back_and_seen_to_in_pieces(
 
 
 async def test_when_the_reaper_dies_in_the_middle_another_goes_on(pool: Pool, dead: Pool, client: redis.Redis) -> None:
-    await agent_record(client, "r0")
+    await followed(client, "r0")
     assert await reap_a_piece(pool, 2) == REQUESTS - 2
     assert await numbers(client, KEYS.active) == {"r0": REQUESTS - 2}
     assert (await hash_of(client, KEYS.gateways))["gw1"].startswith("0 ")
@@ -100,7 +100,7 @@ async def test_who_died_is_remembered_and_who_left_or_came_back_is_not(
 async def test_claims_wait_for_the_gateway_that_does_the_chores(
     pool: Pool, dead: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
-    await agent_record(client, "r0")
+    await followed(client, "r0")
     async with joined(redis_server.url, "gw2") as other:
         await beaten(other)
     assert await numbers(client, KEYS.active) == {}
@@ -168,7 +168,7 @@ async def test_a_gateway_that_comes_back_while_it_is_reaped_starts_anew_with_its
 ) -> None:
     """The gateway's calls count for nothing until it learns that it was reaped. Its running requests keep their
     claims."""
-    await agent_record(client, "r0")
+    await followed(client, "r0")
     assert await reap_a_piece(pool, 2) == REQUESTS - 2
     dead.done("theirs0")
     dead.adopt(Reservation("late", "r0", "life1", 7, "-"))
@@ -205,7 +205,7 @@ clock."""
 
 
 async def test_gateways_of_two_versions_reap_one_gateway_together(pool: Pool, dead: Pool, client: redis.Redis) -> None:
-    await agent_record(client, "r0")
+    await followed(client, "r0")
     await reap_a_piece(pool, 2)
     keys = (KEYS.gateways, KEYS.flight("gw1"), KEYS.replicas, KEYS.active, KEYS.backlog_tokens)
     told = await client.eval(OLDER_REAP, 5, *keys, "gw1", await now_ms(client))
@@ -219,7 +219,7 @@ async def test_gateways_of_two_versions_reap_one_gateway_together(pool: Pool, de
 async def test_what_cannot_be_read_among_the_reaped_keeps_nothing_else_waiting(
     pool: Pool, dead: Pool, client: redis.Redis
 ) -> None:
-    await agent_record(client, "r0")
+    await followed(client, "r0")
     await client.hset(KEYS.reaped, mapping={"": "", "a": "garbage", b"\xff": b"r0 \xff"})
     await beaten(pool)
     assert await numbers(client, KEYS.owned_tokens) == {}

@@ -12,7 +12,6 @@ import pytest
 from coordinator.agent.agent_store import AgentStore
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
-from coordinator.known_pools import known_pools
 from coordinator.pool.demand import read_demand
 from coordinator.pool.draining import drain
 from coordinator.redis.wire import Operands, Wire
@@ -21,7 +20,7 @@ from coordinator.store import Store, StoreOptions
 from coordinator.store_connection import RETRY_S
 from coordinator.survey import Survey
 from tests.coordinator.stage import beaten, chain, drained, place, register, replica, request, running
-from tests.coordinator.test_acl import live_a_little, tell_and_apply
+from tests.coordinator.test_acl import live_a_little, tell
 from tests.coordinator.watch.stage import watching
 from tests.polling import eventually
 from tests.redis_groups import RedisCluster, client_of, running_redis_cluster
@@ -64,7 +63,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await register(pool, 20)
     await place(pool, "among many", [])
     await eventually(lambda: "reorder" in ran)
-    await tell_and_apply(store, cluster.url)
+    await tell(store, cluster.url)
     await client_hset(cluster, pool.keys.gateways, "gw9", "1 1")
     await client_hset(cluster, pool.keys.owned_tokens, "r0", "x")
     await beaten(pool)
@@ -108,12 +107,14 @@ async def test_pools_on_different_nodes_serve_beside_each_other(store: Store, cl
     assert store.is_up()
 
 
-async def test_every_pool_is_known_wherever_its_keys_are(store: Store, cluster: RedisCluster) -> None:
+async def test_every_pool_is_known_wherever_its_keys_are(cluster: RedisCluster) -> None:
     names = [pool_on(cluster, index) for index in range(3)]
     for name in names:
         link = await AgentStore.open(cluster.url, name, "r0", "agent0")
         await link.close()
-    assert set(names) <= set(await known_pools(store))
+    survey = await Survey.open(cluster.url, 5.0)
+    assert set(names) <= set(await survey.pools())
+    await survey.close()
 
 
 async def test_what_others_keep_on_another_node_is_refused_and_the_agent_goes_on(cluster: RedisCluster) -> None:

@@ -26,7 +26,7 @@ from tests.coordinator.stage import (
     register,
     replica,
 )
-from tests.coordinator.stream import Stream, attend, gains, lead, linked
+from tests.coordinator.stream import Stream, attend, gains, linked
 from tests.redis_server import RedisServer
 
 
@@ -125,10 +125,8 @@ async def test_of_a_dead_replica_that_is_forgotten_nothing_is_left(
     async with linked(redis_server.url) as link, joined(redis_server.url, "gw1") as other:
         await attend(link, counters={"prefills": 1.0})
         await place(pool, "a", chain(1, 2))
-        stream = Stream(pool, client, link)
+        stream = Stream(link)
         await stream.say(*gains(chain(1, 2)))
-        await lead(pool)
-        assert [answer[0] for answer in await stream.apply_all()] == ["ok"]
         pool.done("a")
         pool.report("r0", "life1", "failure", BreakerKnobs())
         await pool.register(replica("r0", state="dead"))
@@ -194,10 +192,8 @@ async def test_of_a_replica_that_is_kept_nothing_is_dropped(
 ) -> None:
     async with linked(redis_server.url) as link:
         await attend(link)
-        await lead(pool)
-        stream = Stream(pool, client, link)
+        stream = Stream(link)
         await stream.say(*gains(chain(1)))
-        await stream.apply_all()
         await pool.register(replica("r0", state="dead"))
         assert not await forgotten(pool), "its agent lives"
         assert list(await owners(client, chain(1)[0])) == ["r0"]

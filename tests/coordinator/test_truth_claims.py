@@ -58,7 +58,6 @@ async def test_claims_lapse_where_no_event_has_confirmed_them(
     await followed(client)
     await computed(pool, "a", keys)
     await stream.say(*gains(keys[:2]))
-    await stream.apply_all()
     await pool.beat()
     await drained(pool)
     assert await kinds(client, keys) == ["resident", "resident", ""]
@@ -114,7 +113,6 @@ async def test_withdrawing_a_request_leaves_residency_whatever_its_reservation_i
     keys = chain(1)
     number = await stream.say(*gains(keys))
     asked, placed = await computed(pool, str(number), keys)
-    await stream.apply_all()
     pool.claims.withdraw(asked, placed)
     await drained(pool)
     assert await kinds(client, keys) == ["resident"]
@@ -141,7 +139,6 @@ async def test_crediting_brings_back_what_has_lapsed_and_changes_no_residency(
     asked, placed = await computed(pool, "a", keys)
     pool.claims.withdraw(asked, placed)
     await stream.say(*gains(keys[:1]))
-    await stream.apply_all()
     resident = (await owners(client, keys[0]))["r0"]
     assert await credit(pool, asked, placed, cached_tokens=200) == 1
     assert await credit(pool, asked, placed, cached_tokens=200) == 0
@@ -167,10 +164,9 @@ async def test_a_past_life_is_credited_with_nothing(pool: Pool, client: redis.Re
         ({"mode": "token_ids"}, "token_ids"),
         ({"mode": "none"}, ""),
         ({"lease_ms": -1}, ""),
-        ({"applied_ms": -1}, ""),
         ({"incarnation": "life0"}, ""),
     ],
-    ids=["session", "token_ids", "engine without events", "lapsed lease", "nobody applies", "another life"],
+    ids=["session", "token_ids", "engine without events", "lapsed lease", "another life"],
 )
 async def test_a_placement_says_how_the_replicas_agent_learns_chains_where_a_live_one_watches_this_life(
     pool: Pool, client: redis.Redis, record: dict[str, Any], mode: str
@@ -225,7 +221,6 @@ async def test_reused_blocks_are_asked_for_at_most_every_100_ms(pool: Pool, clie
 async def test_a_prompt_known_to_be_resident_is_not_asked_for(stream: Stream, pool: Pool, client: redis.Redis) -> None:
     await followed(client, relearning=1)
     await stream.say(*gains(chain(1)))
-    await stream.apply_all()
     assert not (await place(pool, "a", chain(1), pinned="r0")).report
 
 
@@ -244,7 +239,6 @@ async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(
 ) -> None:
     keys = chain(*range(10))
     await stream.say(*gains(keys, medium="cpu"))
-    await stream.apply_all()
     cold = await place(pool, "a", keys)
     assert (cold.replica, cold.why, cold.matched_tokens) == ("r0", "hit", 1000)
     pool.done("a")
@@ -261,7 +255,6 @@ async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(
 async def test_a_token_in_cpu_memory_is_worth_its_credit(stream: Stream, pool: Pool) -> None:
     keys = chain(*range(10))
     await stream.say(*gains(keys, medium="cpu"))
-    await stream.apply_all()
     told = await pool.explain(replace(request("a", keys), knobs=PolicyKnobs(cpu_credit=0.25)))
     assert told is not None
     assert b'"credit_tokens":250' in told

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool.engine_feedback import is_unchanged
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import chain
-from tests.coordinator.stream import Stream, followed, gains, losses
+from tests.coordinator.stream import Stream, followed, gains, losses, say_as_an_older_agent
 
 
 async def test_residency_is_unchanged_until_its_engine_tells_of_the_key_again(
@@ -19,32 +18,25 @@ async def test_residency_is_unchanged_until_its_engine_tells_of_the_key_again(
     await pool.beat()
     assert not await is_unchanged(pool, "r0", key, "1")
     await stream.say(*gains([key]))
-    await stream.apply_all()
     assert await is_unchanged(pool, "r0", key, "1")
     assert not await is_unchanged(pool, "r1", key, "1")
     await stream.say(*losses([key]), *gains([key]))
-    await stream.apply_all()
     assert not await is_unchanged(pool, "r0", key, "1")
 
 
-@pytest.mark.parametrize("silent", ["lease_ms", "applied_ms"], ids=["agent", "applier"])
 async def test_nothing_is_known_to_be_unchanged_while_nobody_would_tell(
-    stream: Stream, pool: Pool, client: redis.Redis, silent: str
+    stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
     await followed(client)
     await stream.say(*gains(chain(1)))
-    await stream.apply_all()
-    await followed(client, **{silent: -1})
+    await followed(client, lease_ms=-1)
     await pool.beat()
     assert not await is_unchanged(pool, "r0", chain(1)[0], "1")
 
 
-async def test_nor_while_something_that_was_told_is_not_applied(
-    stream: Stream, pool: Pool, client: redis.Redis
-) -> None:
+async def test_nor_while_an_older_agents_entry_is_not_applied(stream: Stream, pool: Pool, client: redis.Redis) -> None:
     await followed(client)
     await pool.beat()
     await stream.say(*gains(chain(1)))
-    await stream.apply_all()
-    await stream.say(*losses(chain(1)))
+    await say_as_an_older_agent(client, losses(chain(1)))
     assert not await is_unchanged(pool, "r0", chain(1)[0], "1")

@@ -9,7 +9,7 @@ from coordinator.chores import held_keys
 from coordinator.chores.worker import Worker
 from coordinator.pool.engine_feedback import credit
 from coordinator.pool.pool import Pool
-from tests.coordinator.stage import KEYS, chain, drained, joined, now_ms, numbers, owners, place, request
+from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, owners, place, request
 from tests.coordinator.stream import Stream, followed
 from tests.redis_server import RedisServer
 
@@ -56,7 +56,7 @@ async def test_what_was_claimed_while_nobody_told_goes_when_an_agent_that_knows_
     chores = Worker(pool)
     await followed(client)
     await chores.tick()
-    await client.hset(KEYS.leases, "events:r0", f"gw0 {await now_ms(client) - 1}")
+    await followed(client, lease_ms=-held_keys.AGENT_RETURNS_MS - 1)
     await answered(pool, "a", chain(1, 2))
     await chores.tick()
     assert await claimed(client, chain(1, 2)) == [True, True]

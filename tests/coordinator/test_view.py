@@ -24,7 +24,7 @@ from tests.coordinator.stage import (
     register,
     replica,
 )
-from tests.coordinator.stream import attend, followed, lead, linked
+from tests.coordinator.stream import attend, followed, linked
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 
@@ -72,30 +72,24 @@ async def test_while_nothing_changes_but_leases_and_counters_heartbeats_tell_no_
     await register(pool, 2)
     async with linked(redis_server.url) as link:
         await attend(link, counters={"prefills": 1.0})
-        await lead(pool)
         assert (await pool.beat()).is_exact("r0")
         await attend(link, counters={"prefills": 2.0}, waiting=7, seq=9)
-        await lead(pool)
         assert await told(pool) == (0, {})
         assert (await pool.beat()).is_exact("r0")
 
 
-@pytest.mark.parametrize("of", ["the agent", "the applier"])
 async def test_that_a_lease_lapsed_is_told_although_nobody_wrote_anything(
-    pool: Pool, other: Pool, client: redis.Redis, of: str
+    pool: Pool, other: Pool, client: redis.Redis
 ) -> None:
     await register(pool, 2)
     for name in ("r0", "r1"):
-        await followed(client, name, lease_ms=2000, applied_ms=2000)
+        await followed(client, name, lease_ms=2000)
     assert all(state.is_exact("r0") for state in await known_everywhere(pool, other))
     lapsed_ms = await now_ms(client) - 1
-    if of == "the agent":
-        await client.hset(KEYS.agents, "r0", f"agent0 life1 {lapsed_ms} session 0 0 -1")
-    else:
-        await client.hset(KEYS.leases, "events:r0", f"gw0 {lapsed_ms}")
+    await client.hset(KEYS.agents, "r0", f"agent0 life1 {lapsed_ms} session 0 0 -1")
     for state in await known_everywhere(pool, other):
         assert (state.is_exact("r0"), state.is_exact("r1")) == (False, True)
-        assert (state.followed_until_ms("r0") == lapsed_ms) == (of == "the agent")
+        assert state.followed_until_ms("r0") == lapsed_ms
     assert await told(pool) == (0, {})
 
 

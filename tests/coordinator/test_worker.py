@@ -25,7 +25,7 @@ from tests.coordinator.stage import (
     replica,
     trim,
 )
-from tests.coordinator.stream import agent_record, followed
+from tests.coordinator.stream import followed
 from tests.redis_server import RedisServer
 
 
@@ -210,10 +210,10 @@ async def test_what_a_replica_holds_is_not_trimmed_while_its_next_agent_may_stil
     await register(pool, 1, capacity_tokens=100)
     await place(pool, "a", chain(1, 2))
     chores = Worker(pool)
-    await agent_record(client, lease_ms=-1)
+    await followed(client, lease_ms=-1)
     await chores.tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
-    await agent_record(client, lease_ms=-AGENT_RETURNS_MS - 1)
+    await followed(client, lease_ms=-AGENT_RETURNS_MS - 1)
     await chores.tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
-from coordinator.chores.applier import Applier, _Entry
 from coordinator.chores.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
+from coordinator.chores.older_agents import _arguments, _Entry
 from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Recount, Repair
 from coordinator.errors import StoreDown, StoreError
@@ -90,10 +90,9 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     wire = Recorder()
     await _gateway_calls(wire)
     await _agent_calls(wire)
-    applier = Applier("redis://", "gw0", "m", lambda _applied: None)
-    applier._cursors["r0"], applier._may_hold_more = "61-0 62", False
-    entry = _Entry("63-0", "64", "life1", "65", list(_LINES))
-    await _begun(applier._lead(wire), applier._apply(wire, [("r0", [entry])]))
+    pool = Pool("m", "gw0", 1.0)
+    pool._wire = wire
+    pool.run("apply", **_arguments("r0", "61-0 62", _Entry("63-0", "64", "life1", list(_LINES))))
     watcher = Watcher("redis://", "gw0", WatchSettings())
     session = WatchSession(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
     await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
@@ -182,9 +181,8 @@ ARGUMENTS: dict[str, list[Any]] = {
     "trim": ["r0", 41, 0, 200_000, 128, 0],
     "withdraw": ["r0", "res", _KEYS[1]],
     "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 74, 2, b"78"],
-    "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, "\n".join(_LINES)],
-    "lead": ["gw0", 3000, 0, "r0"],
-    "apply": ["gw0", "r0", "61-0 62", "63-0", "64", "life1", "65", *_LINES],
+    "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, *_LINES],
+    "apply": ["r0", "61-0 62", "63-0", "64", "life1", *_LINES],
     "sweep": ["r0", 43, 128, 44, 45],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],

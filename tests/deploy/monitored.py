@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -54,20 +53,13 @@ class Monitored:
 
 @contextmanager
 def running_monitored(folder: Path) -> Iterator[Monitored]:
-    """Two gateways, three simulated replicas with agents, and a standalone coordinator."""
+    """Two gateways, and three simulated replicas with agents."""
     with ExitStack() as stack:
         cluster = stack.enter_context(
             running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=CONFIG)
         )
-        port = free_ports(1)[0]
-        command = (sys.executable, "-P", "-m", "gateway.ops.cli", "coordinator", "--redis-url", cluster.redis_url)
-        log = stack.enter_context((folder / "coordinator.log").open("wb"))
-        stack.enter_context(running((*command, "--metrics-port", str(port)), log))
-        coordinator = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(f"{coordinator}/metrics"))
         targets = {
             "kvgate": cluster.gateway_urls,
-            "kvgate-coordinator": [coordinator],
             "vllm": [replica.url for replica in cluster.replicas],
         }
         http = stack.enter_context(httpx.Client(timeout=20, trust_env=False, verify=False))

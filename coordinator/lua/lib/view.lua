@@ -4,25 +4,23 @@
 -- long as it is fresh: a comparison takes some microseconds a replica, and there is at most one in 0.4 ms a replica.
 --
 -- A line is
---   "<open_until_ms | -> <1 if an applier has the lease on its stream, else 0>[ <agent> <its incarnation> <lease_until_ms |
---   + while the lease is good> <mode> <1 while relearning, else 0>]\n<its record in the registry>"
+--   "<open_until_ms | -> 1[ <agent> <its incarnation> <lease_until_ms | + while the lease is good> <mode> <1 while
+--   relearning, else 0>]\n<its record in the registry>" (the 1 is for gateways before 0.2: the stream is applied)
 -- It has no time that moves while all is well. The field "?" of `view` is
---   "<id> <version> <made_ms> <share> <untended>"
--- where `id` changes when `view` begins anew, `share` is the number of streams that an applier may hold, and `untended`
--- is not 0 if a lease on a stream is free, or on a stream that has no agent any more.
+--   "<id> <version> <made_ms> 0 0"
+-- where `id` changes when `view` begins anew. (Gateways before 0.2 read the last two: no stream needs them.)
 
 -- include safe
 -- include parts
 
 local VIEW_MS_A_RECORD, SMALL_POOL = 0.4, 8
 
--- The id, the version, when it was made, the share and the untended streams; nil if there is no view, or it cannot be
--- read.
+-- The id, the version and when it was made; nil if there is no view, or it cannot be read.
 local function view_head(view_key)
   local text = redis.call('HGET', view_key, '?') or ''
-  local id, version, made_ms, share, untended = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
-  if id and is_number(version) and is_number(made_ms) and is_number(share) then
-    return id, tonumber(version), tonumber(made_ms), tonumber(share), tonumber(untended)
+  local id, version, made_ms = string.match(text, '^(%d+) (%d+) (%d+) %d+ %d+$')
+  if id and is_number(version) and is_number(made_ms) then
+    return id, tonumber(version), tonumber(made_ms)
   end
 end
 

@@ -19,7 +19,6 @@ const AGENTS = {
   relearning: ["relearning", "warn"],
   partial: ["events tell only what is gone", "warn"],
   unconfirmed: ["events do not tell of prefixes", "warn"],
-  unheard: ["nobody reads its events", "warn"],
   gone: ["its agent is gone", "bad"],
   none: ["claims only", "quiet"],
 };
@@ -46,7 +45,7 @@ export function problemsOf(cluster) {
   }
   for (const replica of cluster.replicas) {
     const [agent, className] = agentOf(replica);
-    if (["gone", "unheard"].includes(replica.agent) && className !== "quiet") found.push([`agent of ${replica.id}: ${agent}`, className]);
+    if (replica.agent === "gone" && className !== "quiet") found.push([`agent of ${replica.id}: ${agent}`, className]);
   }
   return found.sort(([, a], [, b]) => (a === "warn") - (b === "warn"));
 }

@@ -1,4 +1,4 @@
-"""Whether each replica's events reach the map: its engine publishes, its agent hears, and a gateway applies them."""
+"""Whether each replica's events reach the map: its engine publishes, and its agent hears."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from coordinator.survey import PoolSnapshot
 from gateway.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
 
 _RELEARNING_MS = 600_000
-_BEHIND_MS = 1000
 _SNAPSHOTS_NEEDED = 5
 _NO_EVENT = -1
 _COMPUTED_TOKENS = 1024
@@ -59,18 +58,6 @@ RELEARNING = FindingKind(
     "events were lost, so the engine holds prefixes that the map does not know, until its cache has been refilled",
     "raise buffer_steps in --kv-events-config, start agents before their engines; restart vLLM to empty its cache",
 )
-NOT_APPLIED = FindingKind(
-    "events-not-applied",
-    "error",
-    "the agents' entries wait in Redis until the stream is trimmed, and the map becomes outdated",
-    "set coordinator.apply_events to true in the gateways, or run, with their KVGATE_REDIS_URL: kvgate coordinator",
-)
-BEHIND = FindingKind(
-    "events-behind",
-    "warning",
-    "the map is late by as much: gateways send requests to prefixes that are gone",
-    "more processes can apply events: run more gateways, or `kvgate coordinator` processes",
-)
 
 
 def attended(pool: PoolEvidence) -> Iterator[Result]:
@@ -115,19 +102,7 @@ def learned(pool: PoolEvidence) -> Iterator[Result]:
             yield RELEARNING.seen(f"replica {record.replica}", what)
 
 
-def applied(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether the agents' entries are applied, and without delay."""
-    for record in _followed(pool):
-        subject, last = f"replica {record.replica}", pool.last
-        if last.state.applied_until_ms.get(record.replica, 0) < last.state.now_ms:
-            yield NOT_APPLIED.seen(subject, "nobody has the lease to apply its agent's events")
-        elif (
-            behind_ms := min(each.oldest_unapplied_ms.get(record.replica, 0) for each in pool.snapshots)
-        ) > _BEHIND_MS:
-            yield BEHIND.seen(subject, f"its events are applied {behind_ms / 1000:.1f} s after they were published")
-
-
-CHECKS = (attended, heard, learned, applied)
+CHECKS = (attended, heard, learned)
 
 
 def _alive(pool: PoolEvidence) -> list[ReplicaRecord]:
@@ -136,7 +111,7 @@ def _alive(pool: PoolEvidence) -> list[ReplicaRecord]:
 
 def _followed(pool: PoolEvidence) -> list[ReplicaRecord]:
     """Those whose agent reports that it hears events."""
-    return [record for record in _alive(pool) if pool.last.state.is_followed(record.replica)]
+    return [record for record in _alive(pool) if pool.last.state.is_told(record.replica)]
 
 
 def _is_foreign(pool: PoolEvidence, replica: str) -> bool:

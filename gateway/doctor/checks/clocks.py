@@ -13,8 +13,8 @@ _STEP_IS_TOLD_MS = 3_600_000
 SKEW = FindingKind(
     "clock-skew",
     "warning",
-    "placements and leases use Redis' clock only; but logs, kvgate_event_lag_seconds and the start times by which "
-    "KVGate recognizes an engine's restarts do not agree",
+    "placements and leases use Redis' clock only; but logs, kvgate_engine_event_delay_seconds and the start times by "
+    "which KVGate recognizes an engine's restarts do not agree",
     "run NTP on that host: timedatectl set-ntp true",
 )
 STEPPED = FindingKind(

@@ -39,7 +39,6 @@ _COMMANDS = (
     redis_cli.redis_cli,
     serve.gateway,
     follow.agent,
-    follow.coordinator,
     serve.replica_sim,
     replica.replica_command,
     config.check_config,

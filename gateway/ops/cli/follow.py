@@ -1,5 +1,4 @@
-"""The commands that keep the map true: `kvgate agent` beside a replica, and `kvgate coordinator`, which applies what
-agents publish."""
+"""The command that keeps the map true: `kvgate agent` beside a replica."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ _OPTIONS = {
     "redis.namespace": "--redis-namespace",
     "replicas[0].id": "--replica",
     "replicas[0].url": "--url",
-    "store.chunk_ttl_s": "--chunk-ttl-s",
 }
 
 # The variables of the environment that agents take, as gateways do.
@@ -58,7 +56,6 @@ Replay = Annotated[str, typer.Option(help="The address at which the replica repl
 Lmcache = Annotated[str, typer.Option("--lmcache", help="The HTTP address of the LMCache server beside the replica.")]
 DpRank = Annotated[int | None, typer.Option(min=0, help="The replica's rank in a data-parallel server.")]
 LogFormat = Annotated[Literal["json", "console"], typer.Option(help="The format of log lines.")]
-ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk that LMCache wrote without a TTL.")]
 ControlPort = Annotated[
     int,
     typer.Option(
@@ -67,7 +64,6 @@ ControlPort = Annotated[
         help="Port at which GET /drain (header x-kvgate-drain) drains the replica, for a preStop hook; 0: none.",
     ),
 ]
-MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]
 
 
 def agent(
@@ -142,38 +138,6 @@ def agent(
         _until_stopped(run())
     except OSError as error:
         raise CommandError(f"--control-port {control_port}: {error.strerror or error}") from None
-
-
-def coordinator(
-    redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
-    redis_namespace: RedisNamespace = "",
-    metrics_port: MetricsPort = 0,
-    chunk_ttl_s: ChunkTtl = 86_400,
-    log_format: LogFormat = "json",
-) -> None:
-    """Apply what agents publish and watch the store, without serving requests.
-
-    Gateways do this themselves and share the replicas among them. Run coordinators
-    to relieve the gateways of it; then set coordinator.apply_events and store.watch
-    to false in the gateways' configuration. Any number of coordinators may run:
-    each takes its share of the replicas, and one of them watches the store.
-
-    \b
-    Examples:
-      kvgate coordinator --redis-url redis://redis:6379 --metrics-port 9100
-    """
-    with long_lived_imports():
-        from coordinator.watch.watch_session import WatchSettings
-        from gateway.logs import configure
-        from gateway.ops.coordinator_process import run
-
-    settings = _checked(redis_url, redis_namespace, log_format, store={"chunk_ttl_s": chunk_ttl_s})
-    configure(settings.log, coordinator="coordinator")
-    watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
-    try:
-        _until_stopped(run(redis_url, redis_namespace, metrics_port, watch))
-    except OSError as error:
-        raise CommandError(f"--metrics-port {metrics_port}: {error.strerror or error}") from None
 
 
 def _checked(redis_url: str, redis_namespace: str, log_format: str, **sections: Any) -> GatewaySettings:

@@ -186,12 +186,6 @@ class LocalCluster:
         A replica that does not answer yet gets an agent too, but no gateway waits for it.
         """
         found = await asyncio.gather(*(self._publishes_events(http, replica) for replica in replicas))
-        applies = self._base.get("coordinator", {}).get("apply_events", True)
-        if not applies and any(found):
-            self._say(
-                "coordinator.apply_events is false: replicas stay degraded until `kvgate coordinator --redis-url "
-                f"{without_password(redis_url)}` runs"
-            )
         for replica, publishes in zip(replicas, found, strict=True):
             if publishes is False:
                 continue
@@ -204,7 +198,7 @@ class LocalCluster:
             if self._namespace:
                 command += ["--redis-namespace", self._namespace]
             self._start("agent", agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
-            if publishes and applies:
+            if publishes:
                 self._exact.add(replica.id)
 
     async def _publishes_events(self, http: httpx.AsyncClient, replica: FrontedReplica) -> bool | None:

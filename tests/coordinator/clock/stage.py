@@ -27,7 +27,6 @@ class Clock:
         return int((await hash_of(self._client, key))[field].split(" ")[position]) - await self.now_ms()
 
     async def follow(self, name: str, is_relearning: int = 0) -> None:
-        """Writes the result of an agent's and an applier's heartbeats: the replica is exact."""
+        """Writes the result of an agent's heartbeat: the replica is exact."""
         until_ms = await self.now_ms() + 2000
         await self._client.hset(KEYS.agents, name, f"agent0 life1 {until_ms} session {is_relearning} 0 -1")
-        await self._client.hset(KEYS.leases, f"events:{name}", f"gw1 {until_ms}")

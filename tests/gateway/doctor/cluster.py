@@ -91,13 +91,11 @@ def snapshot_at(at_s: float = 0.0) -> PoolSnapshot:
                 name: AgentRecord(f"{name}.bbbbbb", LIFE, now_ms + 2500, "session", False, 0, 100 + int(at_s))
                 for name in IDS
             },
-            applied_until_ms=dict.fromkeys(IDS, now_ms + 2500),
         ),
         figures=ReplicaFigures(
             {}, {name: {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 4000.0} for name in IDS}
         ),
         gateway_leases_ms={"gw0.aaaaaa": now_ms + 2500, "gw1.aaaaaa": now_ms + 2500, "coordinator.c": now_ms + 2500},
-        oldest_unapplied_ms={},
     )
 
 

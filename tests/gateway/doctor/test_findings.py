@@ -69,7 +69,6 @@ def another_pool() -> Evidence:
         here,
         replicas={"r9": replace(here.replicas["r0"], replica="r9")},
         agents={"r9": here.agents["r0"]},
-        applied_until_ms={"r9": NOW_MS + 1000},
     )
     figures = ReplicaFigures({}, {})
     snapshots = tuple(replace(snapshot, pool="n", state=state, figures=figures) for snapshot in POOL.snapshots)
@@ -165,8 +164,6 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("events-missing", unheard_while_computing(*range(90_000, 90_500, 100), seq=-1), set()),
     ("events-missing", unheard_while_computing(9000, 10_000, 11_000, 13_000, 14_000), set()),
     ("agent-relearning", with_state(agents={"is_relearning": True}), set()),
-    ("events-not-applied", with_state(applied_until_ms=None), set()),
-    ("events-behind", with_snapshots(oldest_unapplied_ms={"r1": 4000}), set()),
     ("clock-skew", with_replica(clock_ahead_s=(3.1, 5.0)), set()),
     ("clock-skew", with_replica(clock_ahead_s=(-60.0, -58.0)), set()),
     ("clock-skew", with_redis(clock_ahead_s=(3.0, 3.1)), {"clock-skew"}),
@@ -246,8 +243,6 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         ),
         with_chunk(f"kvchunk@org/m@01000200@0@{HASH}"),
         with_chunk(f"kvchunk@another/model@01000100@0@{HASH}"),
-        with_state(applied_until_ms=NOW_MS + 60_000),
-        with_snapshots(oldest_unapplied_ms={"r1": 400}),
         with_replica(clock_ahead_s=(-0.5, 3.0)),
         with_replica(version="0.32.0", endpoints=("ipc:///run/vllm/events",)),
         with_snapshots(drained_since_ms={"r1": NOW_MS - 3_500_000}),
@@ -258,8 +253,6 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         "a small map without a limit",
         "another rank of one world",
         "another model's chunks",
-        "applied",
-        "a little behind",
         "a clock that may be right",
         "events on a socket",
         "a drain that is under way",
@@ -298,11 +291,6 @@ def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost
 
 def test_a_server_that_is_not_vllm_is_not_asked_to_have_an_agent() -> None:
     assert examine(unfollowed(cache=Unknown("/metrics is not what vLLM answers"))).findings == ()
-
-
-def test_a_lag_that_is_gone_at_the_last_snapshot_is_not_found() -> None:
-    snapshots = [replace(snapshot, oldest_unapplied_ms={"r1": 4000}) for snapshot in POOL.snapshots[:4]]
-    assert examine(replace(HEALTHY, pools=(replace(POOL, snapshots=(*snapshots, POOL.snapshots[4])),))).findings == ()
 
 
 def test_counters_that_come_later_than_the_events_do_not_make_an_agent_deaf() -> None:

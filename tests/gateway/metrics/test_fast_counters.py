@@ -6,7 +6,6 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.chores.applier import Applied
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.gateway_metrics import Metrics
 
@@ -57,7 +56,6 @@ def test_the_counts_of_replicas_that_are_gone_leave() -> None:
     metrics.prompt_tokens.inc("r0", by=3)
     metrics.prompt_tokens.inc("gone", by=5)
     metrics.wrong_predictions.inc("gone", "lost")
-    metrics.events.applied(Applied("m", "gone", 5, 1, entries_missing=True))
     metrics.keep({"r0"})
     exposed = metrics.exposition().decode()
     assert 'kvgate_prompt_tokens_total{replica="r0"} 3.0' in exposed

@@ -1,9 +1,8 @@
-"""`kvgate agent` and `kvgate coordinator`: their help, their refusals, their work and their end."""
+"""`kvgate agent`: its help, its refusals, its work and its end."""
 
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 import redis
-import yaml
 
 from bench.cluster import SimReplica
 from coordinator.keys import PoolKeys, pool_slug
@@ -38,12 +36,6 @@ def test_the_agents_help_says_what_the_engine_needs(kvgate: Kvgate) -> None:
         assert taught in text
 
 
-def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
-    text = kvgate.call("coordinator", "--help").stdout
-    for taught in ("coordinator.apply_events", "--metrics-port", "KVGATE_REDIS_URL"):
-        assert taught in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
@@ -64,7 +56,6 @@ def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
             "--events: is 'ipc://h'; must be tcp://host:port, or ipc:///path of a socket",
         ),
         ((*AGENT, "--replay", "tcp://h:1"), "--replay: needs --events"),
-        (("coordinator", "--redis-url", "http://h:6379"), "--redis-url: must start with redis://"),
         ((*AGENT, "--redis-namespace", "{m}"), "--redis-namespace: is '{m}'; must be at most 48 of a-z"),
     ],
 )
@@ -76,14 +67,6 @@ def test_a_redis_password_is_not_quoted_back(kvgate: Kvgate) -> None:
     error = one_line_error(kvgate.call(*AGENT, "--redis-url", "redis://:a-secret@h:6379?socket_timout=1"))
     assert "--redis-url: " in error
     assert "a-secret" not in error
-
-
-def test_a_metrics_port_that_is_taken_is_named(kvgate: Kvgate) -> None:
-    with socket.socket() as other:
-        other.bind(("0.0.0.0", kvgate.port))
-        other.listen()
-        error = one_line_error(kvgate.call("coordinator", "--metrics-port", str(kvgate.port)))
-    assert f"--metrics-port {kvgate.port}: " in error
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
@@ -108,32 +91,11 @@ class Follower:
     def agent(self, sim: SimReplica) -> subprocess.Popen[bytes]:
         return self.start("agent", "--replica", sim.id, "--url", sim.url, "--redis-url", self.redis_url)
 
-    def coordinator(self, metrics_port: int) -> subprocess.Popen[bytes]:
-        return self.start("coordinator", "--redis-url", self.redis_url, "--metrics-port", str(metrics_port))
-
     def replica(self) -> SimReplica:
         sim = SimReplica("r0", free_ports(1)[0], ("--speed", "0"), self.folder / "r0.log")
         sim.start()
         self.stack.callback(sim.kill)
         return sim
-
-    def gateway(self, sim: SimReplica) -> str:
-        """Starts a gateway that does not apply events, and returns its URL when it is ready."""
-        port = free_ports(1)[0]
-        config = {
-            "id": "gw0",
-            "host": "127.0.0.1",
-            "port": port,
-            "redis": {"url": self.redis_url, "budget_ms": 500},
-            "replicas": [{"id": sim.id, "url": sim.url}],
-            "coordinator": {"apply_events": False},
-        }
-        file = self.folder / "gw0.yaml"
-        file.write_text(yaml.safe_dump(config))
-        self.start("gateway", "--config", str(file))
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: get(f"{url}/ready"))
-        return url
 
     def agent_holds_until_ms(self) -> int:
         return int(str(self.store.hget(KEYS.agents, "r0")).split(" ")[2])
@@ -144,12 +106,6 @@ class Follower:
         record: Any = self.store.hget(KEYS.agents, "r0")
         now: Any = self.store.time()
         return max(0, int(record.split(" ")[2]) - now[0] * 1000 - now[1] // 1000) if record else None
-
-    def appliers(self) -> dict[str, Any]:
-        """The holder of the lease on the replica's stream, and the appliers that ask for one."""
-        leases: Any = self.store.hgetall(KEYS.leases)
-        mine = ((name, held) for name, held in leases.items() if name.startswith(("applier:", "events:")))
-        return {name: held for name, held in mine if not held.startswith("- ")}
 
 
 @pytest.fixture
@@ -223,63 +179,3 @@ def test_an_agent_without_redis_waits_for_it_and_ends_while_it_does(running: Fol
     log = running.folder / "agent.log"
     wait_until(lambda: log.exists() and "store away" in log.read_text())
     assert ends_cleanly(agent)
-
-
-def test_a_coordinator_applies_what_gateways_leave_to_it_and_shows_metrics(running: Follower) -> None:
-    sim = running.replica()
-    agent = running.agent(sim)
-    url = running.gateway(sim)
-    wait_until(running.agent_lease_ms)
-
-    def exact() -> list[str]:
-        return list(httpx.get(f"{url}/ready", trust_env=False, verify=False).json()["exact"])
-
-    body = {"model": "sim", "max_tokens": 2, "messages": [{"role": "user", "content": "A prompt to be held. " * 40}]}
-    assert httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, verify=False).status_code == 200
-
-    def kinds() -> set[str]:
-        explained = httpx.post(f"{url}/v1/route/explain", json=body, trust_env=False, verify=False).json()
-        return {owner["kind"] for link in explained["chain"] for owner in link["owners"]}
-
-    wait_until(lambda: running.store.xlen(KEYS.events("r0")))
-    assert running.appliers() == {}
-    assert "resident" not in kinds()
-    assert exact() == []  # without an applier no replica is exact
-
-    port = free_ports(1)[0]
-    coordinator = running.coordinator(port)
-    wait_until(lambda: kinds() == {"resident"})
-    wait_until(lambda: exact() == ["r0"])
-    metrics = wait_until(lambda: get(f"http://127.0.0.1:{port}/metrics"))
-    assert 'kvgate_event_lag_seconds_count{replica="r0"}' in metrics.text
-    assert 'kvgate_event_stream_gaps_total{replica="r0"} 0.0' in metrics.text
-    assert "kvgate_store_up" not in metrics.text  # it places nothing; 0 would mean a gateway without its store
-    assert len(running.appliers()) == 2
-
-    assert ends_cleanly(coordinator)
-    assert running.appliers() == {}
-    assert ends_cleanly(agent)
-
-
-def test_two_coordinators_share_the_work_and_the_one_that_stays_takes_over(running: Follower) -> None:
-    agent = running.agent(running.replica())
-    wait_until(running.agent_lease_ms)
-    ports = free_ports(2)
-    first = running.coordinator(ports[0])
-    wait_until(lambda: "events:r0" in running.appliers())
-    holder = running.appliers()["events:r0"].split(" ")[0]
-    second = running.coordinator(ports[1])
-    wait_until(lambda: len(running.appliers()) == 3)
-    assert ends_cleanly(first)
-    wait_until(lambda: running.appliers().get("events:r0", holder).split(" ")[0] != holder)
-    assert ends_cleanly(second)
-    assert ends_cleanly(agent)
-
-
-def test_a_coordinator_without_redis_waits_for_it_and_ends_while_it_does(running: Follower) -> None:
-    url = f"redis://127.0.0.1:{free_ports(1)[0]}"
-    coordinator = running.start("coordinator", "--redis-url", url)
-    log = running.folder / "coordinator.log"
-    wait_until(lambda: log.exists() and "coordinator started" in log.read_text())
-    wait_until(lambda: "store down" in log.read_text())
-    assert ends_cleanly(coordinator)
