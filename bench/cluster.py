@@ -92,8 +92,8 @@ class Daemon:
     def __init__(self, process: Process) -> None:
         self.id = process.id
         self.log = process.log
-        self.command = tuple(_strings_of(process.pid, "cmdline"))
-        self._environment = dict(pair.split("=", 1) for pair in _strings_of(process.pid, "environ"))
+        command, self._environment = command_of(process.pid)
+        self.command = tuple(command)
         self._first = process
         self._later: subprocess.Popen[bytes] | None = None
 
@@ -137,9 +137,10 @@ class Daemon:
             self._later.wait()
 
 
-def _strings_of(pid: int, name: str) -> list[str]:
-    """The NUL-terminated strings in a file of /proc."""
-    return Path(f"/proc/{pid}/{name}").read_text().split("\0")[:-1]
+def command_of(pid: int) -> tuple[list[str], dict[str, str]]:
+    """The command line of a process, and the environment that it was started with."""
+    command, environ = (Path(f"/proc/{pid}/{name}").read_text().split("\0")[:-1] for name in ("cmdline", "environ"))
+    return command, dict(pair.split("=", 1) for pair in environ)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from bench import cluster
+from tests import forked
 from tests.leftovers import watch_this_run
 from tests.programs import missing
 
@@ -66,6 +68,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster
 
 def pytest_configure() -> None:
     watch_this_run()
+    forked.use_it()
+    cluster.command_of = forked.command_of
 
 
 @pytest.hookimpl(wrapper=True)

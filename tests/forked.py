@@ -1,0 +1,253 @@
+"""Starts `kvgate` commands quickly: a server process has imported everything, and forks one process for each command.
+
+    python -P tests/forked.py SOCKET    serves until its stdin ends
+
+A test run starts hundreds of gateways, agents and simulated replicas. Each would import for a second, which is most of
+what it computes. `use_it` makes `subprocess.Popen` ask the server for them. All else is as with a process that was
+started: its pid, its streams, its environment, its session, its end. (`ps` and /proc show the server's command line;
+`command_of` tells the right one.) A `kvgate up` starts its processes in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio.unix_events
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
+_IMPORTED = (
+    "coordinator.agent.agent",
+    "coordinator.agent.control_client",
+    "coordinator.agent.http_engine",
+    "gateway.ops.agent_control",
+    "gateway.ops.cli",
+    "gateway.server",
+    "gateway.simulator.server",
+    "uvloop",
+)
+"""With what these import, all that long-lived processes need."""
+_STATUS = struct.Struct("!i")
+_MAX_FDS = 16
+_server = ""
+"""The path of the server's socket; empty if this process starts commands itself."""
+
+
+class ForkedPopen(subprocess.Popen[Any]):
+    """A process that the server forks if it runs `kvgate`; else one that is started as always."""
+
+    _status: socket.socket | None = None
+    """The server writes here how the process ended."""
+
+    def _execute_child(self, args: Any, *details: Any) -> None:
+        command = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(each) for each in args]
+        if tuple(command[: len(KVGATE)]) != KVGATE:
+            super()._execute_child(args, *details)  # type: ignore[misc]
+            return
+        _, _, _, pass_fds, cwd, env, _, _, _, *pipes = details
+        p2cread, _, _, c2pwrite, _, errwrite = pipes[:6]
+        request = {
+            "command": command,
+            "env": dict(os.environ if env is None else env),
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "new_session": bool(pipes[11]),
+            "fds": [0, 1, 2, *pass_fds],
+        }
+        streams = [given if given != -1 else number for number, given in enumerate((p2cread, c2pwrite, errwrite))]
+        text = json.dumps(request).encode()
+        self._status = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._status.connect(_server)
+        socket.send_fds(self._status, [_STATUS.pack(len(text))], [*streams, *pass_fds])
+        self._status.sendall(text)
+        self.pid = self._told()
+        self._child_created = True
+        self._close_pipe_fds(*pipes[:6])  # type: ignore[attr-defined]
+
+    def _told(self) -> int:
+        assert self._status is not None
+        text = self._status.recv(_STATUS.size, socket.MSG_WAITALL)
+        if len(text) < _STATUS.size:
+            raise ConnectionError("the server that forks processes is gone")
+        return int(_STATUS.unpack(text)[0])
+
+    def _internal_poll(self, *arguments: Any, **more: Any) -> int | None:
+        if self._status is None:
+            return super()._internal_poll(*arguments, **more)  # type: ignore[misc, no-any-return]
+        return self._ended(0)
+
+    def _wait(self, timeout: float | None) -> int:
+        if self._status is None:
+            return super()._wait(timeout)  # type: ignore[misc, no-any-return]
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def __del__(self, *details: Any) -> None:
+        if self._status is not None:
+            self._status.close()
+            self.returncode = self.returncode or 0  # else it warns of a process that still runs
+        super().__del__(*details)  # type: ignore[misc]
+
+    def _ended(self, within_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], within_s)[0]:
+            assert self._status is not None
+            self.returncode = self._told()
+            self._status.close()
+        return self.returncode
+
+
+def use_it() -> None:
+    """From now on, this process lets a server fork its `kvgate` commands. The server ends with it."""
+    folder = tempfile.TemporaryDirectory(prefix="kvgate-forked-")
+    path = str(Path(folder.name) / "server")
+    command = [sys.executable, "-P", __file__, path]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    server.stdout.read(1)  # it listens
+    _kept.extend([server, folder])
+    _ask(path)
+
+
+_kept: list[object] = []
+"""The server and its folder: its stdin ends, and the folder goes, when they are freed."""
+
+
+def _ask(path: str) -> None:
+    global _server
+    _server = path
+    asyncio.unix_events.subprocess = types.SimpleNamespace(**vars(subprocess))  # it waits for its own children
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
+
+
+def command_of(pid: int) -> tuple[list[str], dict[str, str]]:
+    """The command line of a process, and the environment that it was started with."""
+    file = Path(_server).with_name(str(pid))
+    if file.exists():
+        told = json.loads(file.read_text())
+        return told["command"], told["env"]
+    strings = (Path(f"/proc/{pid}/{name}").read_text().split("\0")[:-1] for name in ("cmdline", "environ"))
+    command, environ = strings
+    return command, dict(pair.split("=", 1) for pair in environ)
+
+
+def _serve(path: str) -> None:
+    for name in _IMPORTED:
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+    awake, woken = socket.socketpair()
+    for end in (awake, woken):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken.fileno())
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(64)
+    os.write(1, b"!")
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listener, awake, 0], [], [])
+        if 0 in ready:
+            return
+        if awake in ready:
+            awake.recv(4096)
+        _reap(running)
+        if listener in ready:
+            connection, _ = listener.accept()
+            pid = _fork(path, connection)
+            running[pid] = connection
+            connection.sendall(_STATUS.pack(pid))
+
+
+def _reap(running: dict[int, socket.socket]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        connection = running.pop(pid)
+        with connection, suppress(OSError):  # who asked for it may have ended
+            connection.sendall(_STATUS.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _fork(path: str, connection: socket.socket) -> int:
+    head, fds, _, _ = socket.recv_fds(connection, _STATUS.size, _MAX_FDS)
+    size = _STATUS.unpack(head)[0]
+    request = json.loads(connection.recv(size, socket.MSG_WAITALL))
+    pid = os.fork()
+    if pid == 0:
+        _become(path, request, fds)
+    for fd in fds:
+        os.close(fd)
+    Path(path).with_name(str(pid)).write_text(json.dumps(request))
+    return pid
+
+
+def _become(path: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Runs the command in this process."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if request["new_session"]:
+            os.setsid()
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        _take(dict(zip(request["fds"], fds, strict=True)))
+        sys.argv = ["kvgate", *request["command"][len(KVGATE) :]]
+        if sys.argv[1:2] == ["up"]:
+            _ask(path)
+        code = _run()
+    finally:
+        os._exit(code)
+
+
+def _take(wanted: dict[int, int]) -> None:
+    """These are the only open files now: number → where it is open."""
+    high = max([*wanted, *wanted.values()]) + 1
+    moved = {number: os.dup2(fd, high + place) for place, (number, fd) in enumerate(wanted.items())}
+    os.closerange(0, high)
+    for number, fd in moved.items():
+        os.dup2(fd, number)
+    kept = sorted(wanted)
+    for first, following in zip([2, *kept[3:]], [*kept[3:], 65_536], strict=True):
+        os.closerange(first + 1, following)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False, buffering=1 if os.isatty(1) else -1)
+    sys.stderr = os.fdopen(2, "w", closefd=False, buffering=1, errors="backslashreplace")
+
+
+def _run() -> int:
+    code: Any = 0
+    try:
+        runpy.run_module("gateway.ops.cli", run_name="__main__", alter_sys=True)
+        threading._shutdown()  # type: ignore[attr-defined]
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code if isinstance(code, int) else int(code is not None)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
