@@ -9,7 +9,7 @@ Sources: the routes of vLLM 0.30 to 0.33, of vLLM-Omni and SGLang, and the API r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 PromptKind = Literal["chat", "completion", "embedding", "response", "message", "tokenize", "rerank", "score"]
@@ -76,25 +76,25 @@ class Endpoint:
     """The fields of a body that limit the tokens of one choice, as vLLM reads them: the first one that is set counts.
     Empty: the engine generates nothing. None: it is not known whether it does."""
 
-    @property
-    def stores_responses(self) -> bool:
-        """Whether the answer is a response of OpenAI's API, which the replica may keep (`store`)."""
-        return self.stores == "responses"
+    # What follows from the others. Each request looks at these several times.
+    stores_responses: bool = field(init=False)
+    """Whether the answer is a response of OpenAI's API, which the replica may keep (`store`)."""
+    is_generated: bool = field(init=False)
+    """Whether an engine generates the answer, and says in it whether it has finished."""
+    ending_words: tuple[bytes, ...] = field(init=False)
+    """Rare words. Each event that says that its engine did not finish has one of them, or a finish reason."""
+    label: str = field(init=False)
+    """The path in metrics and logs. Other paths share one label, because clients can invent any number of paths."""
 
-    @property
-    def is_generated(self) -> bool:
-        """Whether an engine generates the answer, and says in it whether it has finished."""
-        return self.is_pure and self.computes_prompt
-
-    @property
-    def ending_words(self) -> tuple[bytes, ...]:
-        """Rare words. Each event that says that its engine did not finish has one of them, or a finish reason."""
-        return _ENDING_WORDS[self.api] if self.is_generated else ()
-
-    @property
-    def label(self) -> str:
-        """The path in metrics and logs. Other paths share one label, because clients can invent any number of paths."""
-        return self.path if self.prompt is not None else "other"
+    def __post_init__(self) -> None:
+        is_generated = self.is_pure and self.computes_prompt
+        for name, value in (
+            ("stores_responses", self.stores == "responses"),
+            ("is_generated", is_generated),
+            ("ending_words", _ENDING_WORDS[self.api] if is_generated else ()),
+            ("label", self.path if self.prompt is not None else "other"),
+        ):
+            object.__setattr__(self, name, value)
 
 
 _RECORDS: Final = (

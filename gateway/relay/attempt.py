@@ -142,7 +142,7 @@ class Attempts:
             raise
         finally:
             held.let_go()
-            if tickets:
+            if tickets and tickets[-1].used is None:
                 self._charges.untold(job, tickets[-1])
             for each in tickets:
                 each.done()
@@ -270,8 +270,7 @@ class Attempts:
         finally:
             if answer is not None:
                 answer.close()
-            self._learn_usage(ticket)
-            ticket.failed()  # unless it has computed its prompt
+            self._ended(ticket)
 
     def _decide_usage(self, job: Job, ticket: Ticket) -> None:
         """Whether to ask for the usage of a stream whose client says nothing of it."""
@@ -279,9 +278,12 @@ class Attempts:
             asks = self._fleet.asks_usage(ticket.replica)
             ticket.asks_usage, ticket.shows_usage = asks is True, asks is None
 
-    def _learn_usage(self, ticket: Ticket) -> None:
+    def _ended(self, ticket: Ticket) -> None:
+        """However the attempt ended."""
         if ticket.shows_usage:
             self._fleet.learn_usage(ticket.replica, ticket.forces_usage)
+        if not ticket.is_computed:
+            ticket.failed()
 
     def _broke(self, job: Job, ticket: Ticket, answer: Answer | None, error: UpstreamError) -> Failure:
         """The failure of an attempt without an answer. Raises ApiError if no other replica could do better."""

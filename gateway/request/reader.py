@@ -80,7 +80,6 @@ class Job:
     """Whether the gateway has asked for the usage of a stream in the place of its client, who does not want it."""
     is_usage_open: bool = False
     """Whether the client of a stream says nothing of its usage."""
-    """Whether the gateway removes the usage chunk: it asked for the chunk, and the client did not."""
     is_batch: bool = False
     """Whether the request has several prompts. The engine's usage is then their sum."""
     reads_cache: bool = True
@@ -194,14 +193,17 @@ class Reader:
         headers = exchange.headers
         model = model_in_query(exchange.query) if exchange.query and not body else None
         head = BodyHead(exchange.path, headers.get("content-type", ""), model)
-        _check_method_and_type(exchange.method, head, has_body=bool(body))
+        endpoint, is_form = head.endpoint, head.is_form
+        if endpoint.prompt is not None and exchange.method != "POST":
+            raise ApiError(405, "method_not_allowed", f"{head.path} takes POST.", headers={"allow": "POST"})
+        if body and not is_form and head.content_type != "application/json":
+            _check_type(head.content_type)
         policy = self.policy(headers)
         passed = upstream_headers(headers, request_id, pass_authorization=self._pass_authorization)
-        if body and not head.is_form:
+        if body and not is_form:
             passed["content-type"] = "application/json"  # engines accept JSON under this name only
         if not body:
             passed |= {name: headers[name] for name in _PASSED_WITHOUT_BODY if name in headers}
-        endpoint = head.endpoint
         target = upstream_target(exchange.path, exchange.query)
         job = Job(request_id, exchange.method, exchange.path, endpoint, target, caller, policy, passed)
         await self.fill(job, head, slot, body)
@@ -328,16 +330,11 @@ def upstream_headers(headers: Mapping[str, str], request_id: str, pass_authoriza
     return passed
 
 
-def _check_method_and_type(method: str, head: BodyHead, has_body: bool) -> None:
-    """Raises a 405 for a prompt without POST. Raises a 415 for a body that is neither JSON nor a form, because browsers
-    let a web page of another origin send such a body without asking."""
-    if head.endpoint.prompt is not None and method != "POST":
-        raise ApiError(405, "method_not_allowed", f"{head.path} takes POST.", headers={"allow": "POST"})
-    if head.content_type == "application/json":
-        return
-    media_type = head.content_type.partition(";")[0].strip().lower()
-    is_json = media_type == "application/json" or (media_type[:12] == "application/" and media_type[-5:] == "+json")
-    if has_body and not is_json and not head.is_form:
+def _check_type(content_type: str) -> None:
+    """Raises a 415 for a body that is neither JSON nor a form, because browsers let a web page of another origin send
+    such a body without asking."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (media_type[:12] == "application/" and media_type[-5:] == "+json"):
         raise ApiError(
             415,
             "unsupported_media_type",

@@ -98,17 +98,20 @@ class ParsedBody:
 
 def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: ResolveScopes, steps: Steps) -> ParsedBody:
     """Reads one body. Raises an ApiError that names the wrong field, and TooManySteps."""
-    if head.is_form:
+    endpoint = head.endpoint
+    if endpoint.prompt is None and head.is_form:
         form = read_form(head.content_type, body, rules.removed_from_forms, rules.max_form_parts)
         resolve_scopes(head.path, form.model, None)
         return ParsedBody(head.path, form.model, form.body, form.content_type)
-    if not body and head.endpoint.prompt is None:
+    if not body and endpoint.prompt is None:
         resolve_scopes(head.path, head.model, None)
         return ParsedBody(head.path, head.model)
     check_structure(body, rules.structure)
     document = parse_document(body)
-    path = head.path or api_path(document)
-    endpoint = endpoint_of(path)
+    path = head.path
+    if not path:
+        path = api_path(document)
+        endpoint = endpoint_of(path)
     model, salt = _model(document), _salt(document) if endpoint.takes_cache_salt else None
     scope, *other_scopes = resolve_scopes(path, model, salt)
     if endpoint.lacks_cache_salt and scope.cache_salt is not None:
