@@ -147,6 +147,10 @@ class PoolKeys:
         return f"{self._base}:entries"
 
     @cached_property
+    def restating(self) -> str:
+        return f"{self._base}:restating"
+
+    @cached_property
     def cursors(self) -> str:
         return f"{self._base}:cursors"
 

@@ -16,7 +16,6 @@ _MARK = "?"
 GOOD_MS = 10**_DIGITS - 1
 """Stands for the end of a lease that is good and whose end is not known."""
 _AGENT_FIELDS = 5
-"""The beginning of the names of leases on event streams in `leases`."""
 
 
 ASLEEP = "asleep"
@@ -151,6 +150,11 @@ class PoolState:
     def is_told(self, replica: str) -> bool:
         """Whether a live agent tells what the replica's current incarnation holds. What is not told is not there."""
         return self.followed_until_ms(replica) >= self.now_ms
+
+    def has_agent(self, replica: str) -> bool:
+        """Whether an agent has the lease on the replica, whatever it hears of its engine."""
+        agent = self.agents.get(replica)
+        return agent is not None and agent.lease_until_ms >= self.now_ms
 
     def followed_until_ms(self, replica: str) -> int:
         """Until when an agent has the lease to tell what the replica's current incarnation holds; -1 if none ever

@@ -96,6 +96,8 @@ class Attended:
     """How many agents the pool has."""
     state: str
     """The replica's state in the registry."""
+    restating: int
+    """How many agents of the pool say everything again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Vitals:
     seq: int | None
     """None leaves the last agent's number, because its knowledge is not taken over yet."""
     counters: dict[str, float]
+    is_restating: bool = False
     held_tokens: int = 0
     """In the blocks that the engine holds, as its events tell."""
 
@@ -187,6 +190,7 @@ class AgentStore:
             seq="" if vitals.seq is None else vitals.seq,
             counters=orjson.dumps(vitals.counters) if vitals.counters else "",
             held_tokens=vitals.held_tokens,
+            restates=vitals.is_restating,
             taken=len(self._taken),
             last_taken=self._taken[-1] if self._taken else "",
         )
@@ -202,7 +206,15 @@ class AgentStore:
         voided = [key for text in reply[3] for key in _voided(text)]
         before, asked = PreviousAgent.parse(reply[1]), readable(reply[2])
         return Attended(
-            before, asked, measured, voided, int(reply[4]), reply[5] == 1, int(reply[6]), readable(reply[7])
+            before,
+            asked,
+            measured,
+            voided,
+            int(reply[4]),
+            reply[5] == 1,
+            int(reply[6]),
+            readable(reply[7]),
+            int(reply[8]),
         )
 
     async def change_state(self, before: str, after: str) -> None:
@@ -219,25 +231,28 @@ class AgentStore:
         here = (self._replica, self.incarnation)
         return [binding if at == here else replace(binding, is_report=elsewhere_is_report) for at, binding in found]
 
-    async def publish(self, transitions: Sequence[Transition], age_s: float, seq: int | None) -> int:
+    async def publish(
+        self, transitions: Sequence[Transition], age_s: float, seq: int | None, restates: bool = False
+    ) -> int:
         """Change the map, and append the transitions to the stream. Returns the number of the first entry. Raises
         Fenced.
 
-        `seq` is the engine batch that is completely published with them; None if more has to follow first.
+        `seq` is the engine batch that is completely published with them; None if more has to follow first. `restates`:
+        everything that the replica holds is said again from here on.
         """
         numbers = []
         for start in range(0, len(transitions), PIECE):
             lines = [_line(each) for each in transitions[start : start + PIECE]]
             is_last = start + PIECE >= len(transitions)
-            numbers.append(await self._publish(lines, age_s, seq if is_last else None))
+            numbers.append(await self._publish(lines, age_s, seq if is_last else None, restates))
         return numbers[0] if numbers else 0
 
     async def void_before(self, entry: int, seq: int) -> None:
         """Publish that all is void that was said before that entry, and not since; if it is 0, that all is. Raises
         Fenced."""
-        await self._publish([f"floor {entry}" if entry else "reset"], 0.0, seq)
+        await self._publish([f"floor {entry}" if entry else "reset"], 0.0, seq, not entry)
 
-    async def _publish(self, lines: Sequence[str], age_s: float, seq: int | None) -> int:
+    async def _publish(self, lines: Sequence[str], age_s: float, seq: int | None, restates: bool) -> int:
         """Needs a heartbeat first, which tells the length of the stream."""
         number = await self._run(
             "publish",
@@ -246,6 +261,7 @@ class AgentStore:
             incarnation=self.incarnation,
             cap=STREAM_CAP,
             age_ms=int(age_s * 1000),
+            restates=restates,
             seq="" if seq is None else seq,
             last_entry=self._entries or 0,
             keys=[line.split(" ", 2)[1] for line in lines if line[0] in "+-"],
@@ -341,7 +357,7 @@ def _words(known: ReplicaRecord, snapshot: EngineSnapshot) -> str:
 async def _list(url: str, keys: PoolKeys) -> None:
     try:
         await list_pool(url, keys, _CONNECT_S)
-    except StoreError as error:  # only coordinators that stand alone need the list
+    except StoreError as error:  # only the doctor needs the list
         _log.warning("cannot list the pool", pool=keys.pool, reason=str(error))
 
 

@@ -47,6 +47,8 @@ _QUEUE = 1000
 _SILENCE_S = 15.0
 
 _OVERDUE_S = 5.0
+_OLDER_POLL_S, _OLDER_POLLS = 0.25, 12
+"""How often to look whether somebody applies what an older agent said last (coordinator/chores/older_agents.py)."""
 
 _READ_AGAIN_S = 0.5
 """A chain that was not found is read again after this time: its gateway may write it late."""
@@ -72,6 +74,10 @@ class SessionOver(Exception):
     """Another engine process runs at the replica's address, or it serves another model or publishes elsewhere."""
 
 
+class NotApplied(Exception):
+    """An older agent's last entries are not in the map yet."""
+
+
 class EngineSession:
     """Follows one engine process until it is over."""
 
@@ -92,6 +98,8 @@ class EngineSession:
         self._delay = EventDelay()
         self._restatement: Restatement | None = None
         """That has not ended yet: the map may have missed something."""
+        self._restating = 1
+        """How many agents of the pool say everything again."""
         self._state = ""
         """The replica's state in the registry, as of the last heartbeat."""
         self._handover: Handover | None = None
@@ -204,7 +212,7 @@ class EngineSession:
 
     def _queue(self, transitions: list[Transition], happened_s: float) -> None:
         self._tiers.note(transitions)
-        if transitions and (self._restatement is None or self._restatement.has_begun):
+        if transitions and self.store is not None and self._handover is None:  # else they are said again
             if not self._pending:
                 self._oldest_s = happened_s
             self._pending += transitions
@@ -226,9 +234,9 @@ class EngineSession:
         try:
             if self._pending:
                 await self._publish_pending(self.store)
-            now_s, agents, again = asyncio.get_running_loop().time(), self._intake.agents, self._restatement
+            now_s, again = asyncio.get_running_loop().time(), self._restatement
             if again is not None and now_s >= again.due_s:
-                is_over = await again.publish_piece(self.store, self.seq, now_s, agents)
+                is_over = await again.publish_piece(self.store, self.seq, now_s, self._restating)
                 if is_over and self._restatement is again:
                     self._restatement = None
             await self._tiers.publish(self.store)
@@ -240,7 +248,8 @@ class EngineSession:
         oldest_s = self._oldest_s
         seq = self.seq if self._restatement is None else None
         await store.publish(batch, max(0.0, time.time() - oldest_s), seq)
-        self._delay.note(max(0.0, time.time() - oldest_s), len(batch), time.monotonic())
+        delay_s = time.time() - oldest_s if self._restatement is None else 0.0  # else these may be replayed events
+        self._delay.note(max(0.0, delay_s), len(batch), asyncio.get_running_loop().time())
 
     async def _beat(self) -> None:
         """Renew the lease, and handle the answer."""
@@ -264,7 +273,7 @@ class EngineSession:
 
     async def _handle(self, store: AgentStore, answer: Attended) -> None:
         """Do what the gateways asked for, and take in the prompts that they measured, before or after their events."""
-        self._intake.agents = answer.agents
+        self._intake.agents, self._restating = answer.agents, answer.restating
         self._state = answer.state
         if self._snapshot.is_asleep is not None and (answer.state == ASLEEP) != self._snapshot.is_asleep:
             await self._tell_sleep(store)
@@ -316,12 +325,15 @@ class EngineSession:
     def _vitals(self) -> Vitals:
         is_receiving = bool(self._snapshot.events) and self._intake.is_receiving()
         seq = self.seq if self._has_taken_over and self._restatement is None else None
+        now_s = asyncio.get_running_loop().time()
+        untold_s = now_s - self._restatement.since_s if self._restatement is not None else 0.0
         return Vitals(
             mode=mode_of(self.residency) if is_receiving else "none",
             is_relearning=self.residency.is_relearning,
             waiting=self._snapshot.waiting,
             seq=seq,
-            counters=self._snapshot.counters | self._delay.figures(time.monotonic()),
+            counters=self._snapshot.counters | self._delay.figures(now_s, untold_s),
+            is_restating=self._restatement is not None,
             held_tokens=self.residency.held_tokens,
         )
 
@@ -329,7 +341,7 @@ class EngineSession:
 
     async def _take_over(self) -> None:
         """Connect, wait until no other agent holds the replica, and read what the last agent knew."""
-        held_by_other = False
+        held_by_other, polls_left = False, _OLDER_POLLS
         while not self._has_taken_over and self._handover is None:
             wait_s = BEAT_S
             try:
@@ -337,13 +349,15 @@ class EngineSession:
                     answer = await store.attend(self._vitals())
                     if isinstance(answer, Attended):
                         await self._handle(store, answer)
-                        self._handover = await Handover.find(store, answer)
+                        self._handover = await Handover.find(store, answer, polls_left > 0)
                         self._has_taken_over |= self._handover is None
                         continue
                     if not held_by_other:
                         held_by_other = True
                         _log.info("waiting: another agent holds this replica", replica=self._replica)
                     wait_s = min(answer, BEAT_S)
+            except NotApplied:
+                wait_s, polls_left = _OLDER_POLL_S, polls_left - 1
             except StoreError as error:
                 await self._store_lost(error)
             await asyncio.sleep(wait_s)
@@ -488,13 +502,16 @@ class Handover:
     """When to stop waiting for the events to reach `seq` (monotonic time)."""
 
     @classmethod
-    async def find(cls, store: AgentStore, answer: Attended) -> Handover | None:
+    async def find(cls, store: AgentStore, answer: Attended, may_wait: bool) -> Handover | None:
         """None if there is no usable earlier state: no agent followed this process before, or it was an older one whose
-        entries are not all applied, so that evictions would be undone. Raises StoreError."""
+        entries are not all applied, so that evictions would be undone. In the latter case it raises NotApplied if the
+        caller may wait. Raises StoreError."""
         before = answer.before
         if before is None or before.incarnation != store.incarnation or before.seq < 0:
             return None
         if not await store.is_applied(answer.entries):
+            if may_wait:
+                raise NotApplied
             _log.warning("the last agent's entries are not applied: the replica's map is learned again")
             return None
         return cls(before.seq, await store.residents(), time.monotonic() + _OVERDUE_S)

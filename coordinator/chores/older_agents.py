@@ -6,8 +6,10 @@ and lua/apply.lua can go when nobody runs such agents any more.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import structlog
@@ -17,8 +19,9 @@ from coordinator.registry import pairs, readable
 
 _log = structlog.get_logger("kvgate.chores")
 
-_ENTRIES = 64
-"""The most of one stream that are applied at once."""
+_ENTRIES = 2
+"""The most that are applied in one piece: an older agent's entry has up to 200 transitions, a ms of Redis' time."""
+_CURSOR = re.compile(r"[0-9]{1,15}-[0-9]{1,15} [0-9]{1,15}")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _LINE = re.compile(
     r"\+ [0-9a-f]{32} [0-9]{1,15} [0-9]{1,15} [a-z]+ [0-9a-f]{1,16}|- [0-9a-f]{32}|reset|floor (?P<floor>[0-9]{1,15})"
@@ -33,31 +36,51 @@ class _Entry(NamedTuple):
     transitions: list[str]
 
 
-async def apply_older(pool: Pool, replicas: Sequence[str]) -> None:
-    """Apply the entries of these replicas that no agent has applied. Raises StoreError."""
+async def unapplied(pool: Pool, replicas: Sequence[str]) -> list[OlderEntries]:
+    """What is to be applied for these replicas. Raises StoreError."""
     if not replicas:
-        return
-    published = await pool.read("HMGET", pool.keys.entries, *replicas)
-    cursors = await pool.read("HMGET", pool.keys.cursors, *replicas)
-    for replica, entries, cursor in zip(replicas, published, cursors, strict=True):
-        known = readable(cursor or b"")
-        if entries and readable(entries) != known.partition(" ")[2]:
-            await _apply(pool, replica, known)
+        return []
+    published, cursors = await asyncio.gather(
+        pool.read("HMGET", pool.keys.entries, *replicas), pool.read("HMGET", pool.keys.cursors, *replicas)
+    )
+    return [
+        OlderEntries(pool, replica)
+        for replica, entries, cursor in zip(replicas, published, cursors, strict=True)
+        if entries and readable(entries) != readable(cursor or b"").partition(" ")[2]
+    ]
 
 
-async def _apply(pool: Pool, replica: str, cursor: str) -> None:
-    stream = pool.keys.events(replica)
-    reply = await pool.read("XREAD", "COUNT", _ENTRIES, "STREAMS", stream, cursor.partition(" ")[0] or "0")
-    for stream_id, flat in reply[0][1] if reply else ():
-        try:
-            entry = _entry(readable(stream_id), flat)
-        except (KeyError, ValueError):
-            _log.error("an entry that no agent wrote", stream=stream, entry=readable(stream_id))
-            await pool.read("XDEL", stream, stream_id)
-            continue
-        if not await pool.run("apply", **_arguments(replica, cursor, entry)):
-            return  # an older gateway has applied it
-        cursor = f"{entry.id} {entry.number}"
+@dataclass(slots=True, eq=False)
+class OlderEntries:
+    """The entries of one replica that no agent has applied: a chore."""
+
+    pool: Pool
+    replica: str
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = f"apply what an older agent says of {self.replica}"
+
+    async def do_piece(self) -> bool:
+        """Apply the next entries; returns whether there are no more. Raises StoreError."""
+        keys = self.pool.keys
+        cursor = readable(await self.pool.read("HGET", keys.cursors, self.replica) or b"")
+        cursor = cursor if _CURSOR.fullmatch(cursor) else ""
+        stream, after = keys.events(self.replica), cursor.partition(" ")[0] or "0"
+        reply = await self.pool.read("XREAD", "COUNT", _ENTRIES, "STREAMS", stream, after)
+        found = reply[0][1] if reply else ()
+        applied = []
+        for stream_id, flat in found:
+            try:
+                entry = _entry(readable(stream_id), flat)
+            except (KeyError, ValueError):
+                _log.error("an entry that no agent wrote", stream=stream, entry=readable(stream_id))
+                self.pool.read("XDEL", stream, stream_id)
+                continue
+            applied.append(self.pool.run("apply", **_arguments(self.replica, cursor, entry)))
+            cursor = f"{entry.id} {entry.number}"
+        is_all = all(await asyncio.gather(*applied))  # else an older gateway was faster, or a newer agent
+        return len(found) < _ENTRIES or not is_all
 
 
 def _arguments(replica: str, cursor: str, entry: _Entry) -> dict[str, Any]:

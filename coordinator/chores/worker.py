@@ -16,7 +16,7 @@ import structlog
 
 from coordinator.chores.chore_queue import ChoreQueue
 from coordinator.chores.held_keys import HeldKeys, Pass, due, look_at
-from coordinator.chores.older_agents import apply_older
+from coordinator.chores.older_agents import unapplied
 from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Repair
 from coordinator.errors import StoreError, StoreRefused
@@ -92,7 +92,8 @@ class Worker:
         turn = self._turn(state)
         for first in range(0, len(turn), _LOOKS_AT_ONCE):
             names = turn[first : first + _LOOKS_AT_ONCE]
-            await apply_older(self._pool, names)
+            for older in await unapplied(self._pool, names):
+                self._queue.add(older, is_urgent=True)
             for name, look in zip(names, await look_at(self._pool, names), strict=True):
                 chore, sweep = due(self._pool, state.replicas[name], look, state, self._passes.get(name))
                 self._take(chore, sweep)

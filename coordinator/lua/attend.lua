@@ -10,7 +10,7 @@
 --   list    measured:<replica>
 --   hash    engines, entries
 --   stream  events:<replica>
---   hash    cursors
+--   hash    cursors, restating
 -- ARGV
 --   text    replica, agent, incarnation
 --   number  lease_ms: 0 if the agent leaves
@@ -20,13 +20,14 @@
 --   text    seq: "" keeps the number that the last agent of this incarnation said
 --   text    counters: the engine's, as JSON; "" if not known
 --   number  held_tokens: in the blocks that the engine holds now. A capacity that is less than this is wrong, and raised.
+--   flag    restates: the agent is about to say everything again, or says it
 --   number  taken: how many measured prompts of the last answer the agent has worked in
 --   text    last_taken: the last of them. An answer that did not arrive is given again.
 -- Returns {"held", ms until the replica may be free} if another agent has it, {"unregistered"} if this is not the
 -- replica's current incarnation, {"unreadable"} if the replica's record cannot be read, or
 -- {"ok", the record in `agents` as it was ("": none), what the agent is asked ("" | "restate" | "reset"),
 -- measured prompts, entries published so far, 1 if this agent's own lease had lapsed, else 0, number of agents in the
--- pool, the replica's state in the registry}. Every hash is read before the first write, so that a key of another type stops the script before it.
+-- pool, the replica's state in the registry, number of agents that say everything again}. Every hash is read before the first write, so that a key of another type stops the script before it.
 
 -- include time
 -- include entries
@@ -41,11 +42,12 @@ if record ~= '' and holder == nil then
   tell(agents_key, replica)
 end
 if lease_ms == 0 then
+  write('HDEL', restating_key, replica)
   if holder == agent then -- its record is kept for its successor, with the time at which it left
     redis.call('HSET', agents_key, replica,
       (string.gsub(record, '^(%S+ %S+) %d+', '%1 ' .. string.format('%d', now - 1))))
   end
-  return { 'ok', record, '', {}, 0, 0, 0, '' }
+  return { 'ok', record, '', {}, 0, 0, 0, '', 0 }
 end
 local registered = redis.call('HGET', replicas_key, replica)
 local current, state, capacity, since_ms, floor, url =
@@ -73,6 +75,11 @@ end
 if asked ~= '' then
   redis.call('HDEL', asks_key, replica)
 end
+if restates then
+  write('HSET', restating_key, replica, lease_until)
+else
+  write('HDEL', restating_key, replica)
+end
 if capacity ~= '0' and held_tokens > tonumber(capacity) then
   local tokens = string.format('%d', held_tokens)
   redis.call('HSET', replicas_key, replica, table.concat({ current, state, tokens, since_ms, floor, url }, ' '))
@@ -82,4 +89,7 @@ if taken > 0 and measured[taken] == last_taken then
   measured = { unpack(measured, taken + 1) }
 end
 local lapsed = holder == agent and tonumber(until_ms) < now and 1 or 0
-return { 'ok', record, asked, measured, entries, lapsed, redis.call('HLEN', agents_key), state }
+return {
+  'ok', record, asked, measured, entries, lapsed, redis.call('HLEN', agents_key), state,
+  redis.call('HLEN', restating_key),
+}

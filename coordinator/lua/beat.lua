@@ -16,7 +16,7 @@
 --   text    gateway, epoch
 --   number  lease_ms, max_gap_ms
 --   flag    leaving: the gateway gives its leases up
---   flag    does_chores: false for a coordinator that stands alone, which cannot check replicas' health
+--   flag    does_chores: false for a gateway that serves none of the pool's replicas
 --   text    version: what the last answer said; "" asks for everything
 --   text    held: how many requests this gateway holds until a replica is ready, and their prompts' tokens; "": none
 --   flag    has_written: the gateway changed replicas' records since its last heartbeat, and must see them now

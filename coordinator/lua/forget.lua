@@ -9,7 +9,7 @@
 --   stream  events:<replica>
 --   list    measured:<replica>
 --   hash    breakers, active, backlog_tokens, owned_tokens, engines, asks, reports, entries, cursors, tiers, progress
---   hash    rates, speeds, draining
+--   hash    rates, speeds, draining, restating
 -- ARGV
 --   text    replica, incarnation
 -- Returns 1 if the replica is forgotten, else 0.
@@ -20,7 +20,7 @@
 local of_replicas = {
   replicas_key, agents_key, breakers_key, active_key, backlog_tokens_key, owned_tokens_key, engines_key, asks_key,
   reports_key, entries_key, cursors_key, tiers_key, progress_key, rates_key,
-  speeds_key, draining_key,
+  speeds_key, draining_key, restating_key,
 }
 check_hashes(leases_key, forgotten_key, unpack(of_replicas))
 local current, state = string.match(redis.call('HGET', replicas_key, replica) or '', '^(%S+) (%S+)')

@@ -10,6 +10,7 @@
 --   text    replica, agent, incarnation
 --   text    cap: in entries
 --   number  age_ms: of the oldest event in the entry
+--   flag    restates: everything that the replica holds is said again from this entry on
 --   text    seq: the last engine batch of which everything is said with this entry; "" keeps what was said
 --   number  last_entry: the number of the stream's last entry, as the agent knows it. A call on a connection that the
 --             agent has given up may run late, behind what the agent has said since: then it is refused.
@@ -53,7 +54,7 @@ if is_lost then
 end
 if applied ~= last_entry then -- an older agent said what no gateway has applied: all said before this is void
   floor = number_text
-  if not redis.call('HGET', asks_key, replica) then
+  if not restates and not redis.call('HGET', asks_key, replica) then
     redis.call('HSET', asks_key, replica, 'restate')
   end
 end

@@ -56,17 +56,18 @@ def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_token
 
 
 async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
-    """Whether the map still calls `key` resident by that entry, while a live agent follows the replica and all of its
-    entries are applied. Raises StoreError."""
+    """Whether the map still calls `key` resident by that entry, while a live agent follows the replica, and has told
+    all that it knows. Raises StoreError."""
     if pool.state is None or not pool.state.is_told(replica):
         return False
     k = pool.keys
-    cursor, entries, record = await asyncio.gather(
+    cursor, entries, restating, record = await asyncio.gather(
         pool.read("HGET", k.cursors, replica),
         pool.read("HGET", k.entries, replica),
+        pool.read("HGET", k.restating, replica),
         pool.read("HGET", k.own(key), replica),
     )
-    if not record or not cursor or cursor.split(b" ")[1:] != [entries]:
+    if restating or not record or not cursor or cursor.split(b" ")[1:] != [entries]:
         return False
     fields = readable(record).split(" ")
     return fields[1:2] == ["resident"] and fields[6:7] == [entry]

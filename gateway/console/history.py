@@ -100,7 +100,9 @@ async def read_history(pool: Pool) -> list[Point]:
 
 
 def _event_delay_s(pool: Pool) -> float:
-    return max((engine.get("event_delay_s", 0.0) for engine in pool.figures.engines.values()), default=0.0)
+    state, engines = pool.state, pool.figures.engines
+    told = [name for name in engines if state is not None and state.is_told(name)]
+    return max((engines[name].get("event_delay_s", 0.0) for name in told), default=0.0)
 
 
 def _caches(pool: Pool) -> list[float | None]:

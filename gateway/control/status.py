@@ -180,6 +180,7 @@ class Status:
                 metrics.breaker_open.labels(member.id).set(self._has_open_breaker(member))
                 metrics.replica_active.labels(member.id).set(pool.figures.active.get(member.id, 0))
                 metrics.replica_exact.labels(member.id).set(self._fleet.is_exact(member.id))
+                is_told = pool.state.has_agent(member.id)  # else they are old
                 for name, figure in pool.figures.engines.get(member.id, {}).items():
-                    if name in metrics.engine:
+                    if name in metrics.engine and is_told:
                         metrics.engine[name].labels(member.id).set(figure)

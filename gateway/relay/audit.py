@@ -28,7 +28,7 @@ _IN_FLIGHT_MS = 10_000
 """The prefill of a claim that is younger than this may not be over."""
 _MAX_MISSED = 8192
 _TOLD_S = 4.0
-"""Events report an eviction within this time, or never: an agent or applier that pauses for longer loses its lease."""
+"""Events report an eviction within this time, or never: an agent that pauses for longer loses its lease."""
 _DOUBTS = 3
 _DOUBT_S = 60.0
 """After this many different missing keys within this time, the replica's agent starts anew."""

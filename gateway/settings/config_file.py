@@ -52,7 +52,10 @@ _PATTERNS = {
 }
 
 
-_RETIRED = {"coordinator": "agents change the map themselves, so nobody applies their events"}
+_RETIRED = {
+    "coordinator": "agents change the map themselves, so nobody applies their events, and there is no command "
+    "`kvgate coordinator`. If store.watch is false because that command watched Redis, set it to true"
+}
 """Settings of earlier versions, and why nobody needs them."""
 
 
@@ -218,7 +221,7 @@ def _quoted(value: object) -> str:
 
 def _unknown_key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
     if (retired := _RETIRED.get(_dotted(location))) is not None:
-        return f"is no setting any more: {retired}; delete it"
+        return f"is no setting any more: {retired}. Delete it"
     known = sorted(_section_at(model, location[:-1]).model_fields)
     near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
     return f"is not a known key; did you mean {near[0]}?" if near else f"is not a known key; known: {', '.join(known)}"

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 import coordinator
 from coordinator.chores.held_keys import forget
-from coordinator.chores.older_agents import apply_older
+from coordinator.chores.older_agents import unapplied
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
@@ -163,7 +163,9 @@ async def tell(store: Store, url: str) -> None:
         older = ("n", 3, "inc", "life1", "at_ms", 1, "transitions", f"- {chain(8)[0]}")
         await pool.read("XADD", pool.keys.events("r9"), "*", *older)
         await pool.read("HSET", pool.keys.entries, "r9", 3)
-        await apply_older(pool, ["r9"])  # an older agent's entry; it removes what no agent wrote
+        [older_entries] = await unapplied(pool, ["r9"])  # they have one that no agent wrote, which is removed
+        assert not await older_entries.do_piece()
+        assert await older_entries.do_piece()
         assert await link.residents()
         assert await link.ask("STRLEN", pool.keys.chunk(asked.tip)) == 0  # as the agent asks for LMCache's chunks
         await credit(pool, asked, placed, 100)

@@ -300,7 +300,7 @@ async def test_a_successor_goes_on_from_what_is_in_the_map_only(
     await (say_as_an_older_agent(client, gone) if is_older else stream.say(*gone))
     await attend(stream.link, leaving=True)
     async with linked(redis_server.url, agent="agent1") as successor:
-        found = await Handover.find(successor, await attend(successor, seq=None))
+        found = await Handover.find(successor, await attend(successor, seq=None), may_wait=False)
         assert (found is None) == is_older
         if found is not None:
             assert [resident.key for resident in found.residents] == chain(1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
-from coordinator.chores.older_agents import apply_older
+from coordinator.chores.older_agents import unapplied
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement
@@ -120,7 +120,9 @@ class Books:
             link._entries = (link._entries or 0) + 1
 
     async def apply(self) -> None:
-        await apply_older(self._pool, REPLICAS)
+        for chore in await unapplied(self._pool, REPLICAS):
+            while not await chore.do_piece():
+                pass
 
     async def restate(self, name: str, keys: list[str], first: int) -> None:
         await self._streams[name].say_all(gains(keys, first), 0)

@@ -133,7 +133,7 @@ class Cluster:
 
     async def _agent(self) -> None:
         answer = await attend(self.link, counters={"running": 1.0})
-        await Handover.find(self.link, answer)
+        await Handover.find(self.link, answer, may_wait=False)
         await self.link.bindings([PROMPT[-1]], elsewhere_is_report=False)
         await self.link.publish(gains(PROMPT), 0.0, 5)
 

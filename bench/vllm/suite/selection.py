@@ -69,6 +69,10 @@ DECISIONS: Final = {
     "*/test_orca_metrics.py::test_*_with_orca_header*": f"endpoint-load-metrics-format is dropped ({_SECURITY})",
     "*/test_sagemaker_stateful_sessions.py::test_*": f"the headers of SageMaker's sessions are dropped ({_SECURITY})",
     "*/test_serving_tokens.py::test_stream_delivers_abort_finish_chunk*": f"abort_requests administers ({_REFUSED})",
+    "*/sagemaker/test_sagemaker_*::test_middleware_with_ping_endpoint*": f"/ping is refused ({_REFUSED})",
+    "*/sagemaker/test_sagemaker_*::test_middleware_env_var_override*": f"/ping is refused ({_REFUSED})",
+    "*/sagemaker/test_sagemaker_*::test_framework_default_handlers*": f"/ping is refused ({_REFUSED})",
+    "*/pooling/embed/test_online.py::test_negative_token_ids*": f"the gateway refuses these itself ({_REFUSED})",
     "*/instrumentator/test_basic.py::test_show_version*": f"/version is that of the gateway ({_OWN})",
     "*/instrumentator/test_basic.py::test_server_load*": f"/load is refused, it tells of one engine ({_REFUSED})",
 }

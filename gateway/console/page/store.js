@@ -7,7 +7,7 @@ const KINDS = { coordination: "KVGate's own", chunk: "LMCache's chunks of KV", o
 export function drawStore(cluster) {
   const report = cluster.report;
   if (report.version === undefined) {
-    at("watched").textContent = cluster.is_of_now ? "No gateway or coordinator watches this Redis now, or it began just now (docs/store.md)." : "";
+    at("watched").textContent = cluster.is_of_now ? "No gateway watches this Redis now, or it began just now (docs/store.md)." : "";
     at("figures").replaceChildren();
     fill("kinds", [], "Not known.");
   } else {

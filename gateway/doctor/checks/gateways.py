@@ -9,6 +9,7 @@ from coordinator.redis import checks as redis_checks
 from gateway.doctor.evidence import Evidence, GatewayEvidence, Unknown, grouped
 
 _COORDINATOR = "coordinator."
+"""How the names of a process begin that versions before 0.2 had. It serves nobody."""
 
 UNREACHABLE = FindingKind(
     "gateway-unreachable",
@@ -32,7 +33,7 @@ ELSEWHERE = FindingKind(
     "gateway-in-other-redis",
     "error",
     "gateways with different Redis servers do not see each other's load and placements",
-    "give all gateways, agents and coordinators, and the doctor (--redis-namespace), the same redis.url "
+    "give all gateways and agents, and the doctor (--redis-namespace), the same redis.url "
     "(KVGATE_REDIS_URL), including the database, and the same redis.namespace",
 )
 VERSIONS_DIFFER = FindingKind(

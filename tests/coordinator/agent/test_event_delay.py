@@ -15,3 +15,9 @@ def test_the_slowest_event_is_told_for_as_long_as_somebody_who_asks_each_15_s_ma
     assert delay.figures(129.0)["event_delay_s"] == 0.5
     assert delay.figures(134.0)["event_delay_s"] == 0.04
     assert delay.figures(200.0) == {"event_delay_s": 0.0, "key_transitions": 7}
+
+
+def test_what_is_not_said_again_yet_is_late() -> None:
+    delay = EventDelay()
+    delay.note(0.02, 3, 100.0)
+    assert delay.figures(101.0, untold_s=7.0)["event_delay_s"] == 7.0

@@ -8,9 +8,11 @@ import redis.asyncio as redis
 from coordinator.agent import restatement as restatement_module
 from coordinator.agent.residency import Evicted, Resident
 from coordinator.agent.restatement import REST_S_AN_AGENT, Restatement
+from coordinator.pool.engine_feedback import is_unchanged
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, owners, place
-from tests.coordinator.stream import Stream, gains, losses
+from tests.coordinator.stream import Stream, attend, gains, linked, losses
+from tests.redis_server import RedisServer
 
 OLD, KEPT = chain("old"), chain(*range(5))
 
@@ -74,10 +76,32 @@ async def test_a_replica_that_holds_nothing_says_so(stream: Stream, pool: Pool) 
     assert (await place(pool, "a", OLD, pinned="r0")).matched_keys == 0
 
 
-async def test_the_more_agents_there_are_the_more_each_rests(stream: Stream) -> None:
+async def test_the_more_agents_say_everything_again_the_more_each_rests(stream: Stream) -> None:
     again = Restatement(Holding(gains(KEPT)), 100.0, 1000, draw=lambda: 0.5)  # type: ignore[arg-type]
     assert again.due_s == 100 + 500 * REST_S_AN_AGENT
-    assert not again.has_begun
     await again.publish_piece(stream.link, 7, 200.0, 1000)
-    assert again.has_begun
     assert again.due_s == 200 + 1000 * REST_S_AN_AGENT
+    await again.publish_piece(stream.link, 7, 300.0, 1)
+    assert again.due_s == 300 + REST_S_AN_AGENT
+
+
+async def test_heartbeats_tell_how_many_agents_say_everything_again(
+    stream: Stream, pool: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    async with linked(redis_server.url, "r1", "agent1") as other:
+        assert (await attend(other, is_restating=True)).restating == 1
+        assert (await attend(stream.link, is_restating=True)).restating == 2
+        assert (await attend(other)).restating == 1
+        await attend(stream.link, leaving=True)
+        assert (await attend(other)).restating == 0
+
+
+async def test_while_everything_is_said_again_no_miss_makes_an_agent_begin_anew(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    [key] = OLD
+    await stream.say(*gains([key]))
+    await pool.beat()
+    assert await is_unchanged(pool, "r0", key, "1")
+    await attend(stream.link, is_restating=True)
+    assert not await is_unchanged(pool, "r0", key, "1")
