@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gateway import access_log
 from gateway.access_log import AccessLog, CannotWrite, check_target
 from gateway.metrics.gateway_metrics import Metrics
 from tests.polling import wait_until
@@ -18,7 +19,10 @@ def dropped(metrics: Metrics) -> float:
     return metrics.registry.get_sample_value("kvgate_access_log_dropped_total") or 0
 
 
-def test_lines_are_appended_and_all_are_there_when_it_is_closed(tmp_path: Path) -> None:
+def test_lines_are_appended_and_all_are_there_when_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "_CLOSE_S", 60.0)  # a busy disk may take longer than its two seconds
     file, metrics = tmp_path / "access.log", Metrics()
     file.write_text("before\n")
     log = AccessLog(str(file), metrics.access_log_dropped)
