@@ -16,9 +16,8 @@ is refused with vLLM's message. Where to look:
 
     planning       from a request to its answers     answers          the words and tool calls
     structured     what constrains an answer         stopping         where an answer ends
-    json_schema    a document that a schema accepts  schema_merge     two schemas as one
-    json_scalars   numbers and strings for a schema  pattern          a text for a regular expression
-    logprobs       log probabilities                 words            the vocabulary
+    json_schema    a document that a schema accepts  logprobs         log probabilities
+    words          the vocabulary
 
     chat_template  from messages to a prompt         images           an image's size and identity
     prompt         tokens, image placeholders and block hashes

@@ -1,244 +1,185 @@
-"""A document that a JSON schema accepts: the answer of a model whose output a schema constrains.
+"""A document that a JSON schema accepts: what a model writes whose output a schema constrains.
 
-Supported are $ref within the schema, const, enum, allOf, anyOf, oneOf (as anyOf), type, the bounds of numbers, strings
-and arrays, pattern, format, properties, required, additionalProperties, prefixItems, items and uniqueItems. Keywords
-that only exclude values (`not`, `if`, dependencies, patternProperties) are ignored.
+Read are $ref, allOf, the first of anyOf and oneOf, const, enum, type, properties, required, items, prefixItems,
+minItems, maxItems, the bounds of numbers, multipleOf, minLength, maxLength, format and pattern. Other keywords are
+ignored. For a pattern a few texts are tried, its own words among them.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
 from random import Random
 from typing import Any
-from urllib.parse import unquote
 
-from gateway.simulator import json_scalars
-from gateway.simulator.json_scalars import NoValue
-from gateway.simulator.schema_merge import merged
+from gateway.simulator.words import WORDS
 
 _SHALLOW = 4
-"""Optional values are present down to this depth. Below it only required ones are, so that recursive schemas end."""
-_DEEPEST = 48
+"""Values that may be absent are present down to this depth, so that recursive schemas end."""
 _MOST_VALUES = 20_000
-_UNIQUE_ATTEMPTS = 20
-
-_KIND_OF_KEYWORD = {
-    "properties": "object",
-    "required": "object",
-    "additionalProperties": "object",
-    "minProperties": "object",
-    "items": "array",
-    "prefixItems": "array",
-    "minItems": "array",
-    "minimum": "number",
-    "maximum": "number",
-    "exclusiveMinimum": "number",
-    "exclusiveMaximum": "number",
-    "multipleOf": "number",
+_MOST_CHARS = 100_000
+_SPAN = 100
+"""The distance of the largest and the smallest number of a schema without two bounds."""
+_FORMATS = {
+    "date-time": "2026-01-31T12:00:00Z",
+    "date": "2026-01-31",
+    "time": "12:00:00Z",
+    "duration": "P3D",
+    "email": "somebody@some.example",
+    "hostname": "some.example",
+    "uri": "https://some.example/page",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uuid": "7d444840-9dc0-41d1-b245-5ffdce74fad2",
 }
+_TEXTS = (*(char * length for length in range(1, 21) for char in "0aA"), *_FORMATS.values(), "")
 
 
-class _TooLarge(Exception):
-    """A schema needs too many values. Unlike NoValue, this ends the search."""
+class NoValue(ValueError):
+    """The schema is wrong, nothing satisfies it, or this module finds nothing."""
 
 
 def json_text(schema: object, seed: bytes) -> str:
     """A document that `schema` accepts, the same one for the same seed. Raises NoValue."""
     try:
-        value = _Generator(schema, Random(seed)).value(schema, 0)
-    except _TooLarge as error:
-        raise NoValue(f"the simulated replica writes at most {_MOST_VALUES} values") from error
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        value = _Writer(schema, Random(seed)).value(schema, 0)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except NoValue:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise NoValue(f"the simulated replica finds no document: {error}") from error
 
 
-class _Generator:
+def text_for(pattern: str, least: int = 0, most: int = _MOST_CHARS) -> str:
+    """A text of `least` to `most` characters in which `pattern` is found. Raises NoValue."""
+    try:
+        expression = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise NoValue(f"regex parse error: {pattern!r}: {error}") from error
+    words: list[str] = re.findall(r"\w+", pattern)
+    for text in (*words, *_TEXTS):
+        if least <= len(text) <= most and expression.search(text):
+            return text
+    raise NoValue(f"the simulated replica finds no text of {least} to {most} characters for {pattern!r}")
+
+
+class _Writer:
     def __init__(self, root: object, random: Random) -> None:
         self._root = root
         self._random = random
         self._values_left = _MOST_VALUES
 
-    def value(self, schema: object, depth: int) -> Any:
-        if depth > _DEEPEST:
-            raise NoValue(f"Unsatisfiable schema: nothing ends it within {_DEEPEST} levels")
-        schema = self._plain(schema)
+    def value(self, schema: Any, depth: int) -> Any:
+        schema = self._plain(schema, depth)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
-            return self._one_of_enum(schema)
-        for name in ("anyOf", "oneOf"):
-            if name in schema:
-                return self._alternative(schema, name, depth)
-        return self._of_kind(self._kind(schema, depth), schema, depth)
-
-    def _plain(self, schema: object) -> dict[str, Any]:
-        """`schema` without the $ref and allOf at its top."""
-        while True:
-            self._values_left -= 1
-            if self._values_left < 0:
-                raise _TooLarge
-            if schema is True:
-                return {}
-            if not isinstance(schema, dict):
-                raise NoValue(f"Unsatisfiable schema: {schema!r}")
-            if "$ref" in schema:
-                rest = {name: value for name, value in schema.items() if name != "$ref"}
-                schema = merged(rest, self._resolved(schema["$ref"]))
-            elif "allOf" in schema:
-                rest = {name: value for name, value in schema.items() if name != "allOf"}
-                for part in _list(schema, "allOf"):
-                    rest = merged(rest, part)
-                schema = rest
-            else:
-                return schema
-
-    def _resolved(self, ref: object) -> object:
-        if not isinstance(ref, str) or not ref.startswith("#"):
-            raise NoValue(f"$ref {ref!r}: only pointers into the schema are followed")
-        found: Any = self._root
-        for step in ref[1:].split("/")[1:]:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and name in found:
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            else:
-                raise NoValue(f"Pointer '{ref[1:]}' does not exist")
-        return found
-
-    def _one_of_enum(self, schema: dict[str, Any]) -> Any:
-        kinds = _kinds(schema)
-        values = [each for each in _list(schema, "enum") if not kinds or _is_one_of(each, kinds)]
-        if not values:
-            raise NoValue("Unsatisfiable schema: enum is empty")
-        return self._random.choice(values)
-
-    def _alternative(self, schema: dict[str, Any], name: str, depth: int) -> Any:
-        """A value for one of several schemas: for any of them at a shallow depth, else for one that can end."""
-        alternatives = list(_list(schema, name))
-        self._random.shuffle(alternatives)
-        alternatives.sort(key=_is_null if depth < _SHALLOW else _is_nested)
-        rest = {key: value for key, value in schema.items() if key != name}
-        failure = NoValue(f"Unsatisfiable schema: {name} is empty")
-        for alternative in alternatives:
-            try:
-                return self.value(merged(rest, alternative), depth + 1)
-            except NoValue as error:
-                failure = error
-        raise failure
-
-    def _kind(self, schema: dict[str, Any], depth: int) -> object:
-        kinds = _kinds(schema)
-        if not kinds:
-            return next((kind for keyword, kind in _KIND_OF_KEYWORD.items() if keyword in schema), "string")
-        if depth >= _SHALLOW and "null" in kinds:
-            return "null"
-        return kinds[0]
-
-    def _of_kind(self, kind: object, schema: dict[str, Any], depth: int) -> Any:
-        match kind:
+            return self._random.choice(schema["enum"])
+        match _kind(schema, depth):
             case "object":
                 return self._object(schema, depth)
             case "array":
                 return self._array(schema, depth)
             case "string":
-                return json_scalars.text(schema, self._random)
-            case "integer":
-                return json_scalars.integer(schema, self._random)
+                return self._text(schema)
+            case "integer":  # one that is a multiple of p/q is one of p
+                return int(self._number(schema, Fraction(_exact(schema.get("multipleOf", 1)).numerator)))
             case "number":
-                return json_scalars.number(schema, self._random)
+                return float(self._number(schema, _exact(schema.get("multipleOf", 0.001))))
             case "boolean":
                 return self._random.random() < 0.5
             case "null":
                 return None
-        raise NoValue(f"Invalid type: {kind}")
+            case kind:
+                raise NoValue(f"Invalid type: {kind}")
+
+    def _plain(self, schema: Any, depth: int) -> dict[str, Any]:
+        """The schema, the parts of its allOf, what its $ref names and one of its anyOf and oneOf, all in one."""
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise NoValue(f"the simulated replica writes at most {_MOST_VALUES} values")
+        if schema is True:
+            return {}
+        if not isinstance(schema, dict):
+            raise NoValue(f"Unsatisfiable schema: {schema!r}")
+        parts = list(schema.get("allOf", ()))
+        if "$ref" in schema:
+            parts.append(self._named(schema["$ref"]))
+        several = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
+        parts += [each[0] if depth < _SHALLOW else min(each, key=_is_nested) for each in several]
+        plain = {name: value for name, value in schema.items() if name not in ("$ref", "allOf", "anyOf", "oneOf")}
+        for part in parts:
+            inner = self._plain(part, depth)
+            for name in inner.keys() & plain.keys() & {"properties", "required"}:
+                both = inner[name], plain[name]
+                plain[name] = {**both[0], **both[1]} if name == "properties" else [*both[0], *both[1]]
+            plain = {**inner, **plain}
+        return plain
+
+    def _named(self, ref: str) -> Any:
+        found: Any = {"#": self._root}
+        for step in ref.split("/"):
+            try:
+                found = found[int(step) if isinstance(found, list) else step]
+            except (LookupError, TypeError, ValueError) as error:
+                raise NoValue(f"Pointer '{ref.removeprefix('#')}' does not exist") from error
+        return found
 
     def _object(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
-        properties = schema.get("properties", {})
-        if not isinstance(properties, dict):
-            raise NoValue(f"Invalid properties: {properties!r}")
-        required = dict.fromkeys(_list(schema, "required"))
-        most = schema.get("maxProperties", _MOST_VALUES)
-        found: dict[str, Any] = {}
-        for name, inner in properties.items():
-            if name in required:
-                found[name] = self.value(inner, depth + 1)
-            elif depth < _SHALLOW and len(found) + len(required) < most:
-                try:
-                    found[name] = self.value(inner, depth + 1)
-                except NoValue:
-                    continue
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        names = [name for name in properties if depth < _SHALLOW or name in required]
+        names += [name for name in required if name not in properties]
         others = schema.get("additionalProperties", True)
-        for name in required:
-            if name not in found:
-                found[str(name)] = self.value(others, depth + 1)
-        fewest = schema.get("minProperties", 0)
-        wanted = 1 if isinstance(others, dict) and not properties and depth < _SHALLOW else 0
-        while len(found) < max(fewest, min(wanted, most)):
-            try:
-                found[f"{json_scalars.word(self._random)}{len(found) or ''}"] = self.value(others, depth + 1)
-            except NoValue:
-                if len(found) < fewest:
-                    raise
-                break
-        return found
+        return {name: self.value(properties.get(name, others), depth + 1) for name in names}
 
     def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
-        first, others = _list(schema, "prefixItems"), schema.get("items", True)
-        if isinstance(others, list):  # up to draft 2019-09
-            first, others = others, schema.get("additionalItems", True)
-        fewest, most = schema.get("minItems", 0), schema.get("maxItems", _MOST_VALUES)
-        if fewest > most:
-            raise NoValue(f"Unsatisfiable schema: minItems ({fewest}) is greater than maxItems ({most})")
-        wanted = 0
-        if depth < _SHALLOW:
-            wanted = len(first) + (0 if others is False or "items" not in schema else self._random.randint(1, 2))
-        found: list[Any] = []
-        while len(found) < max(fewest, min(wanted, most)):
-            inner = first[len(found)] if len(found) < len(first) else others
-            try:
-                found.append(self._next_item(inner, found, schema, depth))
-            except NoValue:
-                if len(found) < fewest:
-                    raise
-                break
-        return found
+        first, others = schema.get("prefixItems", []), schema.get("items", True)
+        wanted = (len(first) or 1) if depth < _SHALLOW else 0
+        count = max(schema.get("minItems", 0), min(wanted, schema.get("maxItems", wanted)))
+        return [self.value(first[at] if at < len(first) else others, depth + 1) for at in range(count)]
 
-    def _next_item(self, inner: object, found: list[Any], schema: dict[str, Any], depth: int) -> Any:
-        item = self.value(inner, depth + 1)
-        if schema.get("uniqueItems") is not True:
-            return item
-        for _ in range(_UNIQUE_ATTEMPTS):
-            if item not in found:
-                return item
-            item = self.value(inner, depth + 1)
-        raise NoValue("Unsatisfiable schema: not enough different items")
+    def _number(self, schema: dict[str, Any], step: Fraction) -> Fraction:
+        def bounds(name: str, whole: Callable[[Fraction], int]) -> list[int]:
+            return [whole(_exact(schema[name]) / step)] if name in schema else []
 
+        lows = bounds("minimum", math.ceil) + bounds("exclusiveMinimum", lambda bound: math.floor(bound) + 1)
+        highs = bounds("maximum", math.floor) + bounds("exclusiveMaximum", lambda bound: math.ceil(bound) - 1)
+        span = int(_SPAN / step)
+        low = max(lows, default=min(highs, default=span) - span)
+        high = min(highs, default=low + span)
+        if low > high:
+            least, most = (schema.get(side, schema.get(f"exclusive{side.title()}")) for side in ("minimum", "maximum"))
+            raise NoValue(f"Unsatisfiable schema: minimum ({least}) is greater than maximum ({most})")
+        return self._random.randint(low, high) * step
 
-def _list(schema: dict[str, Any], name: str) -> list[Any]:
-    value = schema.get(name, [])
-    if not isinstance(value, list):
-        raise NoValue(f"Invalid {name}: {value!r}")
-    return value
+    def _text(self, schema: dict[str, Any]) -> str:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", _MOST_CHARS)
+        if least > min(most, _MOST_CHARS):
+            raise NoValue(f"Unsatisfiable schema: no text has {least} to {min(most, _MOST_CHARS)} characters")
+        if "pattern" in schema:
+            return text_for(schema["pattern"], least, most)
+        if schema.get("format") in _FORMATS:
+            return _FORMATS[schema["format"]]
+        text = self._random.choice(WORDS)
+        while len(text) < least:
+            text += " " + self._random.choice(WORDS)
+        return text[: min(most, max(least, len(WORDS[0])))]
 
 
-def _kinds(schema: dict[str, Any]) -> list[object]:
-    kinds = schema.get("type", [])
-    return kinds if isinstance(kinds, list) else [kinds]
+def _kind(schema: dict[str, Any], depth: int) -> object:
+    told = schema.get("type")
+    if isinstance(told, list):
+        return "null" if depth >= _SHALLOW and "null" in told else told[0]
+    keywords = {"properties": "object", "required": "object", "items": "array", "prefixItems": "array"}
+    return told or next((kind for keyword, kind in keywords.items() if keyword in schema), "string")
 
 
-def _is_one_of(value: object, kinds: list[object]) -> bool:
-    kind = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    name = kind.get(type(value), "null")
-    return name in kinds or (name == "integer" and "number" in kinds)
+def _is_nested(schema: Any) -> bool:
+    return schema is not True and schema.get("type", "object") in ("object", "array")
 
 
-def _is_null(schema: object) -> bool:
-    return isinstance(schema, dict) and schema.get("type") == "null"
-
-
-def _is_nested(schema: object) -> bool:
-    """Whether the schema may have further levels."""
-    return isinstance(schema, dict) and (
-        any(name in schema for name in ("$ref", "allOf", "anyOf", "oneOf", "properties", "items"))
-        or schema.get("type") in ("object", "array")
-    )
+def _exact(value: float) -> Fraction:
+    return Fraction(str(value))

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import orjson
 
-from gateway.simulator.chat_template import text_of_content
 from gateway.simulator.errors import bad_request, bad_value
-from gateway.simulator.json_scalars import NoValue
-from gateway.simulator.json_schema import json_text
-from gateway.simulator.pattern import NoText, text_for
+from gateway.simulator.json_schema import NoValue, json_text, text_for
 
 Constraint = Callable[[bytes], str]
 """Makes the text of an answer, the same one for the same seed. Raises a 400 if there is none."""
 
-_ANY_OBJECT = {"type": "object", "additionalProperties": {"type": "string"}}
-_DECODER = json.JSONDecoder()
-_MOST_BRACES = 64
-"""The part of a text that is searched for a schema."""
+_ANY_OBJECT = {"properties": {"answer": {"type": "string"}}}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _HOW_MANY = "You must use one kind of structured outputs constraint"
 _HOW_MANY_AT_MOST = "You can only use one kind of structured outputs constraint"
@@ -47,19 +40,22 @@ def constraint(body: dict[str, Any]) -> Constraint | None:
     if len(wanted) > 1:
         raise bad_request(f"{_HOW_MANY_AT_MOST} but multiple are specified: {wanted}")
     ((kind, given),) = wanted.items()
-    return _json_object(given, body.get("messages", ())) if kind == "json_object" else _constraint(kind, given)
+    return _constraint(kind, given)
 
 
 def schema_constraint(schema: object) -> Constraint:
     """The constraint to JSON that a schema accepts."""
+    return _satisfied(lambda seed: json_text(schema, seed))
 
-    def text(seed: bytes) -> str:
+
+def _satisfied(text: Constraint) -> Constraint:
+    def satisfied(seed: bytes) -> str:
         try:
-            return json_text(schema, seed)
+            return text(seed)
         except NoValue as error:
             raise bad_request(f"Grammar error: {error}") from error
 
-    return text
+    return satisfied
 
 
 def _schema_of(response_format: dict[str, Any]) -> dict[str, Any]:
@@ -80,42 +76,13 @@ def _constraint(kind: str, given: Any) -> Constraint:
                 raise bad_request(f"Choice '{given}' cannot be an empty list")
             return lambda seed: str(Random(seed).choice(given))
         case "regex":
-            return _regex(given)
+            return _satisfied(lambda _: text_for(given))
+        case "json_object":
+            if given is not True:
+                message = "structured_outputs.json_object must be True if set; omit structured_outputs to disable"
+                raise bad_request(f"{message} structured outputs")
+            return schema_constraint(_ANY_OBJECT)
     raise bad_request(f"The simulated replica knows no {kind}; it has json, json_object, regex and choice.")
-
-
-def _json_object(given: object, messages: Sequence[dict[str, Any]]) -> Constraint:
-    """The constraint to an object. If a message contains a schema, as some clients do, the object fits it."""
-    if given is not True:
-        message = "structured_outputs.json_object must be True if set; omit structured_outputs to disable"
-        raise bad_request(f"{message} structured outputs")
-    schema = next(filter(None, map(_quoted_schema, messages)), _ANY_OBJECT)
-
-    def text(seed: bytes) -> str:
-        try:
-            return json_text(schema, seed)
-        except NoValue:
-            return json_text(_ANY_OBJECT, seed)
-
-    return text
-
-
-def _quoted_schema(message: dict[str, Any]) -> dict[str, Any] | None:
-    """The first JSON schema of an object in a message's text."""
-    text = text_of_content(message.get("content"))
-    end = 0
-    for _ in range(_MOST_BRACES):
-        start = text.find("{", end)
-        if start < 0:
-            break
-        try:
-            found, end = _DECODER.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            if isinstance(found.get("properties"), dict):
-                return dict(found)
-    return None
 
 
 def _parsed(text: str) -> Any:
@@ -123,13 +90,3 @@ def _parsed(text: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise bad_request("Invalid JSON grammar specification.") from error
-
-
-def _regex(pattern: str) -> Constraint:
-    def text(seed: bytes) -> str:
-        try:
-            return text_for(pattern, Random(seed))
-        except NoText as error:
-            raise bad_request(f"Grammar error: {error}") from error
-
-    return text
