@@ -178,6 +178,8 @@ async def test_the_seats_of_a_killed_gateway_go_and_others_get_the_room(stage: Q
             doomed.signal(signal.SIGKILL)
             with pytest.raises(httpx.TransportError):
                 await lost
+        await stage.waits(0)
+        assert await stage.client.exists(stage.keys.seats("doomed")) == 0
         kept = stage.ask("greedy", 1)
         await stage.waits(1)
         await streams.pop_all().aclose()

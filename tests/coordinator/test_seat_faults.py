@@ -15,7 +15,7 @@ from coordinator.pool.pool import Reservation
 from coordinator.redis.wire import Wire
 from coordinator.scripts import Placement, signature
 from tests.coordinator.queueing import asking, fill, queued, two_gateways, waiting
-from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, register
+from tests.coordinator.stage import KEYS, beaten, chain, drained
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 
@@ -58,29 +58,6 @@ async def test_a_client_that_leaves_frees_its_seat_or_what_it_was_granted(
         assert last is not None
         await drained(one, other)
         assert set(await client.hgetall(KEYS.flight("gw1"))) == {"last"}
-
-
-async def test_the_seats_of_a_dead_gateway_are_gone_when_it_is_reaped(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    async with joined(redis_server.url, "gw0") as one:
-        await register(one, 1)
-        await beaten(one)
-        [full] = await fill(one, 1)
-        async with joined(redis_server.url, "gw1") as dying:
-            await beaten(dying)
-            task = await queued(client, dying, asking("lost"))
-            task.cancel()
-            dying.detach()  # before its seat is given up
-            await dying.seats.close()
-        task = await queued(client, one, asking("alive"))
-        await client.hset(KEYS.gateways, "gw1", "1 1")
-        await client.hdel(KEYS.view, "?")
-        await beaten(one)
-        assert await client.exists(KEYS.seats("gw1")) == 0
-        one.done(full)
-        assert await task is not None
-        await drained(one)
 
 
 async def test_a_grant_that_a_broken_connection_did_not_bring_is_heard_on_the_next(

@@ -165,16 +165,13 @@ async def test_a_request_waits_for_its_time_at_most_which_began_on_its_seat(alon
     assert asked.waited_s > 30
 
 
-@pytest.mark.parametrize(
-    ("knobs", "reason"),
-    [(replace(ONE_EACH, max_waiting=4), "full"), (replace(ONE_EACH, max_waiting_per_tenant=4), "full_tenant")],
-)
-async def test_only_this_gateways_share_of_the_queue_may_wait(alone: Alone, knobs: PolicyKnobs, reason: str) -> None:
+async def test_only_this_gateways_share_of_a_tenants_queue_may_wait(alone: Alone) -> None:
     await alone.fill()
+    knobs = replace(ONE_EACH, max_waiting_per_tenant=4)
     tasks = [await alone.waits(alone.asked(f"waits{number}", knobs=knobs)) for number in range(2)]
     with pytest.raises(NoRoom) as refused:
         await alone.place(alone.asked("more", knobs=knobs))
-    assert refused.value.reason == reason
+    assert refused.value.reason == "full_tenant"
     seated = alone.asked("seated", knobs=knobs)
     seated.waited_s = 1.0
     tasks.append(await alone.waits(seated))
