@@ -74,14 +74,6 @@ def test_a_policy_is_chosen_by_header_where_the_configuration_allows_it(stage: S
     assert f"policy={policy};" in answer.decision
 
 
-def test_round_robin_takes_turns_over_both_gateways(stage: Stage) -> None:
-    header = {"x-kvgate-policy": "round_robin"}
-    same = text()
-    places = [stage.chat(same, gateway=n % 2, headers=header).replica for n in range(9)]
-    assert places[:3] == places[3:6] == places[6:]
-    assert set(places) == {"r0", "r1", "r2"}
-
-
 def test_consistent_hashing_sends_a_prompt_to_one_replica_and_prompts_to_all(stage: Stage) -> None:
     header = {"x-kvgate-policy": "consistent_hash"}
     same = text()

@@ -90,16 +90,6 @@ async def test_where_nobody_is_ready_a_try_is_better_than_a_refusal(pool: Pool) 
     assert (placed.replica, placed.why) == ("r1", "last_resort")
 
 
-async def test_an_open_breaker_keeps_requests_away(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    keys = chain(*range(20))
-    for key in keys:
-        await own(client, key, "r0")
-    await client.hset(KEYS.breakers, "r0", f"3 {await now_ms(client) + 60_000} 0")
-    assert (await place(pool, "a", keys)).replica == "r1"
-    assert (await hash_of(client, KEYS.breakers))["r0"].endswith(" 0")
-
-
 async def test_failures_below_the_threshold_keep_nobody_away(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
     await client.hset(KEYS.breakers, "r0", "2 0 0")

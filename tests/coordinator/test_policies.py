@@ -8,8 +8,7 @@ import redis.asyncio as redis
 
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
-from tests.coordinator.stage import KEYS, chain, drained, joined, own, place, register, replica
-from tests.redis_server import RedisServer
+from tests.coordinator.stage import KEYS, chain, drained, own, place, register, replica
 
 DRAWS = 200
 
@@ -25,14 +24,6 @@ async def draw(pool: Pool, policy: str, count: int = DRAWS) -> Counter[str]:
         pool.done("a")
         await drained(pool)
     return chosen
-
-
-async def test_round_robin_is_one_sequence_over_all_gateways(pool: Pool, redis_server: RedisServer) -> None:
-    await register(pool, 3)
-    async with joined(redis_server.url, "gw1") as other:
-        knobs = PolicyKnobs("round_robin")
-        chosen = [(await place((pool, other)[i % 2], f"id{i}", chain(i), knobs=knobs)).replica for i in range(9)]
-    assert chosen == ["r0", "r1", "r2"] * 3
 
 
 async def test_round_robin_goes_on_over_those_that_are_left(pool: Pool) -> None:

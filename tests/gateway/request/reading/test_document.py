@@ -45,11 +45,6 @@ def sent(body: bytes, added: dict[str, Any] | None = None) -> tuple[bytes, dict[
     return out, orjson.loads(out)
 
 
-def test_a_body_that_needs_no_change_travels_as_it_came() -> None:
-    body = b'{ "model" : "m",  "x": 1.50 }\n'
-    assert sent(body)[0] is body
-
-
 def test_added_fields_take_the_place_of_the_clients_own() -> None:
     """Some readers refuse a key that comes twice."""
     out, _ = sent(b'{"cache_salt": "mine", "n": 1.50} \r\n', {"cache_salt": "ours"})
@@ -83,10 +78,6 @@ def test_a_body_that_is_no_json_object_is_a_400_that_says_so(body: bytes) -> Non
     with pytest.raises(ApiError) as refused:
         parse_document(body)
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "invalid_json", "body")
-
-
-def test_of_duplicate_keys_the_last_wins() -> None:
-    assert parse_document(b'{"model":"a","model":"b"}') == {"model": "b"}
 
 
 @pytest.mark.parametrize(
