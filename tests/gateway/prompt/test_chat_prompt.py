@@ -7,21 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.prompt import Prompt, PromptLimits, read_prompt
-
-CHAT = "/v1/chat/completions"
-
-
-def read(body: dict[str, Any], path: str = CHAT) -> Prompt:
-    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits())
-
-
-def chat(*messages: Any, **other: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": list(messages), **other}
-
-
-def user(content: Any, **other: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content, **other}
+from tests.gateway.prompt.reading import CHAT, chat, read, user
 
 
 def call(arguments: Any, **other: Any) -> dict[str, Any]:

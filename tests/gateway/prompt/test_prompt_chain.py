@@ -9,23 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompt import Prompt, PromptLimits, read_prompt
 from gateway.prompt import stream as tags
 from gateway.prompt.stream import MAX_KEYS, PromptStream, grid
-
-
-def read(body: dict[str, Any], **engine: Any) -> Prompt:
-    named = {"root_model": "base", "adapter": None, "cache_salt": None} | engine
-    return read_prompt("/v1/chat/completions", body, limits=PromptLimits(), **named)
-
-
-def chat(*messages: dict[str, Any], **other: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": list(messages), **other}
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
+from tests.gateway.prompt.reading import chat, read, user
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompt import Prompt, PromptLimits, read_prompt
 from gateway.prompt import stream as tags
+from tests.gateway.prompt.reading import chat, read
 
-LIMITS = PromptLimits()
 TEXT_TAGS = {tags.TEXT, tags.REASONING, tags.TOOL, tags.ARGUMENTS, tags.PART}
 ONE_VALUE_TAGS = {
     tags.VERSION, tags.KIND, tags.MODEL, tags.ADAPTER, tags.CACHE_SALT,
@@ -45,23 +44,10 @@ class RecordingHasher:
         return blake3.blake3(self.written).hexdigest(length=length)
 
 
-def read(body: dict[str, Any], path: str = "/v1/chat/completions", **engine: Any) -> Prompt:
-    named = {"root_model": "base", "adapter": None, "cache_salt": None} | engine
-    return read_prompt(path, {"model": "m", **body}, limits=LIMITS, **named)
-
-
-def chat(*messages: dict[str, Any], **other: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": list(messages), **other}
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
 def stream_of(body: dict[str, Any], path: str = "/v1/chat/completions", **engine: Any) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tags, "blake3", RecordingHasher)
-        read(body, path, **engine)
+        read({"model": "m", **body}, path, **engine)
     return RecordingHasher.latest.written
 
 
@@ -225,7 +211,7 @@ def test_the_next_turn_contains_this_turns_tip(first: list[dict[str, Any]], more
 def test_every_key_is_the_blake3_of_the_stream_up_to_it(body: dict[str, Any]) -> None:
     stream = stream_of(body)
     offsets = RecordingHasher.latest.digested_at
-    prompt = read(body)
+    prompt = read({"model": "m", **body})
     assert prompt.keys == [blake3.blake3(stream[:offset]).hexdigest(length=16) for offset in offsets]
     assert offsets[-1] == len(stream)
     assert len(set(prompt.keys)) == len(prompt.keys) == len(prompt.text_bytes) == len(prompt.image_counts)
