@@ -20,10 +20,13 @@ _AGENT_FIELDS = 5
 
 ASLEEP = "asleep"
 """The state of a replica whose engine was put to sleep, or is paused."""
-PARTIAL, UNCONFIRMED = "partial", "unconfirmed"
-"""Modes of agents whose engines have other groups of blocks than those of full attention. `partial`: events tell what
-is gone. What they call held may lack blocks of another group. `unconfirmed`: no group holds whole prefixes, so events
-tell nothing of them."""
+SESSION, PARTIAL, UNCONFIRMED = "session", "partial", "unconfirmed"
+"""Modes of agents that hear events. `session`: events tell what is held, and what is gone. `partial`: the engine has
+other groups of blocks than those of full attention. Events tell what is gone; what they call held may lack blocks of
+another group. `unconfirmed`: events tell nothing of prefixes, because no group holds whole ones or because they name no
+sessions. An unknown mode, as agents of other versions may have, counts as `unconfirmed`."""
+TOLD = frozenset({SESSION, PARTIAL})
+"""The modes whose events tell what the replica does not hold."""
 SERVING = frozenset({"ready", "draining"})
 """The states of replicas that work on the requests that they have."""
 
@@ -145,7 +148,7 @@ class PoolState:
 
     def is_exact(self, replica: str) -> bool:
         """Whether events confirm what the map says of the replica: what it holds, and what it does not hold."""
-        return self.is_told(replica) and self.agents[replica].mode != PARTIAL
+        return self.is_told(replica) and self.agents[replica].mode == SESSION
 
     def is_told(self, replica: str) -> bool:
         """Whether a live agent tells what the replica's current incarnation holds. What is not told is not there."""
@@ -162,7 +165,7 @@ class PoolState:
         agent, record = self.agents.get(replica), self.replicas.get(replica)
         if agent is None or record is None or agent.incarnation != record.incarnation:
             return -1
-        if agent.mode in ("none", UNCONFIRMED):
+        if agent.mode not in TOLD:
             return -1
         return agent.lease_until_ms
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from coordinator.keys import PoolKeys
-from coordinator.registry import PARTIAL, UNCONFIRMED, ReplicaRecord
+from coordinator.registry import SESSION, TOLD, ReplicaRecord
 from coordinator.signature import Flattener, Signature, flattener, lua_locals, read_signature
 from coordinator.subset import Subset
 
@@ -408,8 +408,8 @@ class Placement(NamedTuple):
     placed_ms: int
     """Redis time."""
     mode: str
-    """How the replica's agent learns which blocks a chain has, and what its events confirm: `session`, `token_ids`,
-    `partial`, `unconfirmed`; empty without an agent."""
+    """What the events that the replica's agent hears confirm: `session`, `partial`, `unconfirmed`; empty without an
+    agent."""
     report: bool
     """Whether to ask the engine to report the blocks that it reuses for this request: its agent is relearning."""
     stored_keys: int = 0
@@ -427,12 +427,12 @@ class Placement(NamedTuple):
     @property
     def is_told(self) -> bool:
         """Whether an agent tells what this replica holds. What is not told is not there."""
-        return self.mode not in ("", UNCONFIRMED)
+        return self.mode in TOLD
 
     @property
     def is_exact(self) -> bool:
         """Whether events also confirm that what is told is there."""
-        return self.mode not in ("", UNCONFIRMED, PARTIAL)
+        return self.mode == SESSION
 
 
 @dataclass(slots=True)

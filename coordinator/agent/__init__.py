@@ -16,8 +16,6 @@ blocks              the blocks that the engine holds
 chains              where in a prompt's blocks each prefix key ends
 token_sizes         how much text each token stands for
 residency           blocks and chains in, transitions of keys out
-token_id_matching   engines before vLLM 0.30, whose events name no sessions
-late_prompts        their prompts that are measured before their events come
 
 tier_reporter       tells how LMCache names chunks, and what a load saves
 chunk_index         the names of chunks, found from blocks

@@ -18,7 +18,6 @@ import structlog
 from coordinator.agent.chains import Binding
 from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
-from coordinator.agent.token_id_matching import read_token_ids
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.known_pools import list_pool
@@ -72,12 +71,10 @@ class PreviousAgent:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A prompt's length as its engine counted it: see coordinator/pool/engine_feedback.py. `token_ids` are those of an
-    older engine (token_id_matching.py)."""
+    """A prompt's length as its engine counted it: see coordinator/pool/engine_feedback.py."""
 
     tip: str
     prompt_tokens: int
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,14 +375,13 @@ def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
         behind = orjson.loads(shape)
         text_bytes = array("q", map(int, behind["text_bytes"]))
         image_counts = array("q", map(int, behind.get("image_counts") or [0] * len(keys)))
-        image_ids = [str(each) for each in behind.get("image_ids") or ()]
         expected_tokens = int(prompt_tokens)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
     if not len(keys) == len(text_bytes) == len(image_counts) > 0:
         return None
     keys = [sys.intern(key) for key in keys]  # prompts share beginnings, and an agent knows thousands of chains
-    binding = Binding(tip, keys, text_bytes, image_counts, expected_tokens, image_ids, is_report=report == "1")
+    binding = Binding(tip, keys, text_bytes, image_counts, expected_tokens, is_report=report == "1")
     return (replica, incarnation), binding
 
 
@@ -404,7 +400,7 @@ def _measured(text: bytes) -> Measured | None:
     """None if no gateway wrote the record."""
     try:
         record = orjson.loads(text)
-        measured = Measured(str(record["tip"]), int(record["prompt_tokens"]), read_token_ids(record))
+        measured = Measured(str(record["tip"]), int(record["prompt_tokens"]))
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
     return measured if 0 < measured.prompt_tokens <= _MAX_PROMPT_TOKENS else None

@@ -33,8 +33,6 @@ class Binding:
     text_bytes: Sequence[int]
     image_counts: Sequence[int]
     prompt_tokens: int
-    image_ids: Sequence[str] = ()
-    """The engine's names of the chain's images, for token_id_matching.py."""
     is_report: bool = False
     """Whether the engine was asked to report blocks that it reused."""
     is_measured: bool = False

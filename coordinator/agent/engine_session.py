@@ -17,20 +17,18 @@ from math import inf
 
 import structlog
 
-from coordinator.agent import token_id_matching
 from coordinator.agent.agent_store import AgentStore, Attended, Fenced, Registration, Vitals
 from coordinator.agent.batch_sequence import Item, Lost, Received
 from coordinator.agent.event_delay import EventDelay
 from coordinator.agent.feed import Feed
 from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
 from coordinator.agent.kv_events import Stored
-from coordinator.agent.late_prompts import LatePrompts
 from coordinator.agent.residency import Residency, Resident, Transition
 from coordinator.agent.restatement import Restatement
 from coordinator.agent.tier_reporter import TierReporter
 from coordinator.errors import StoreError
 from coordinator.redis.outage import Outage
-from coordinator.registry import ASLEEP, PARTIAL, UNCONFIRMED
+from coordinator.registry import ASLEEP, PARTIAL, SESSION, UNCONFIRMED
 
 _log = structlog.get_logger("kvgate.agent")
 
@@ -64,10 +62,9 @@ def publish_at_s(now_s: float, last_s: float, agents: int) -> float:
 
 def mode_of(residency: Residency) -> str:
     """What the events tell, as in lua/attend.lua."""
-    needs_token_ids = residency.token_ids.is_needed
-    if not residency.table.is_hybrid:
-        return token_id_matching.MODE if needs_token_ids else "session"
-    return UNCONFIRMED if needs_token_ids or not residency.table.tells_prefixes else PARTIAL
+    if not (residency.names_sessions and residency.table.tells_prefixes):
+        return UNCONFIRMED
+    return PARTIAL if residency.table.is_hybrid else SESSION
 
 
 class SessionOver(Exception):
@@ -109,7 +106,6 @@ class EngineSession:
         """Whether the events tell everything that the engine stored since it started."""
         self._was_silent = False
         self._lookups = ChainLookups()
-        self._late = LatePrompts()
         self._tiers = TierReporter(replica, self.residency.table)
         self.residency.expect(snapshot.block_size, snapshot.capacity_tokens, snapshot.version)
         self.residency.table.now_s = time.time()
@@ -285,8 +281,8 @@ class EngineSession:
             self._drop_handover()
             self._queue(self.residency.reset(relearn=True), time.time())
         await self._bind(store, [each.tip for each in answer.measured if not self.residency.is_bound(each.tip)])
-        for each in self._late.due(answer.measured, self.residency, time.monotonic()):
-            self._queue(self.residency.measure(each.tip, each.prompt_tokens, each.token_ids), time.time())
+        for each in answer.measured:
+            self._queue(self.residency.measure(each.tip, each.prompt_tokens), time.time())
         self._queue(self.residency.void(answer.voided), time.time())
 
     async def _look(self) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from coordinator.agent.blocks import MEDIA, BlockTable
 from coordinator.agent.chains import Binding, Bindings, KeyEnd, places, prompt_end, sure_places
 from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
-from coordinator.agent.token_id_matching import TokenIdMatcher
 from coordinator.agent.token_sizes import TokenPlaces
+from coordinator.engine.facts import SESSIONS_SINCE
 
 _MAX_EXACT = 8192
 _MAX_FIRM = 500_000
@@ -57,7 +57,8 @@ class Residency:
 
     def __init__(self) -> None:
         self.table = BlockTable()
-        self.token_ids = TokenIdMatcher(self.table)
+        self.names_sessions = False
+        """Whether the engine's events name sessions, as far as it is known."""
         self.is_relearning = False
         """Whether the engine may hold blocks that no event has named."""
         self.capacity_tokens = 0
@@ -78,7 +79,8 @@ class Residency:
         """The engine's own figures; 0 and empty if it does not tell them."""
         self.table.block_size = block_size
         self.capacity_tokens = capacity_tokens
-        self.token_ids.expect(version)
+        if version:
+            self.names_sessions = version >= SESSIONS_SINCE
 
     def residents(self) -> Iterable[Resident]:
         """Everything that is resident now."""
@@ -105,14 +107,10 @@ class Residency:
             if isinstance(event, Stored):
                 changes += self._store(event)
             elif isinstance(event, Removed):
-                gone = self.table.remove(event)
-                self.token_ids.remove(gone)
-                changes += self._residents.refresh(gone)
+                changes += self._residents.refresh(self.table.remove(event))
             elif isinstance(event, Cleared):
                 changes += self._clear(event.medium)
-        if gone := self.table.expire(now_s - _UNREMOVED_S):
-            self.token_ids.remove(gone)
-            changes += self._residents.refresh(gone)
+        changes += self._residents.refresh(self.table.expire(now_s - _UNREMOVED_S))
         stored_tokens = (self.table.stored - self._relearned_at) * self.table.block_size
         if self.is_relearning and 0 < self.capacity_tokens <= stored_tokens:
             self._end_relearning()
@@ -124,8 +122,8 @@ class Residency:
         last, alone = self._unbound.pop(binding.tip, (None, 0))
         return self._extend(binding, [last], None, alone) if last is not None and last in self.table else []
 
-    def measure(self, tip: str, prompt_tokens: int, token_ids: Sequence[int] = ()) -> list[Transition]:
-        """The engine has told how long a prompt was; an older engine also tells its token ids."""
+    def measure(self, tip: str, prompt_tokens: int) -> list[Transition]:
+        """The engine has told how long a prompt was."""
         binding = self._bindings.get(tip)
         if binding is None or prompt_tokens <= 0:
             return []
@@ -134,20 +132,11 @@ class Residency:
         self._exact.move_to_end(tip)
         if len(self._exact) > _MAX_EXACT:
             self._exact.popitem(last=False)
-        if token_ids and self.token_ids.is_needed:
-            self._adopt(binding, self.token_ids.find(token_ids, binding.image_ids))
-        elif not binding.is_complete(self.table.block_size):
+        if not binding.is_complete(self.table.block_size):
             path = self.table.path(binding.last) or []
             if len(path) > len(binding.path) and path[: len(binding.path)] == binding.path:
                 self._adopt(binding, path)
         return self._resolve(binding)
-
-    def lacks(self, tip: str, token_ids: Sequence[int]) -> bool:
-        """Whether no event has named some of the blocks of this prompt, if the engine is an older one."""
-        binding, size = self._bindings.get(tip), self.table.block_size
-        if binding is None or not token_ids or not self.token_ids.is_needed:
-            return False
-        return not size or len(self.token_ids.find(token_ids, binding.image_ids)) < len(token_ids) // size
 
     def assume(self, resident: Resident, is_complete: bool) -> None:
         """Take over a key from the last agent; if the events are complete, only if they have its block."""
@@ -161,7 +150,6 @@ class Residency:
     def reset(self, relearn: bool) -> list[Transition]:
         """Forget everything. `relearn`: events are missing, and the engine still has blocks."""
         self.table.clear()
-        self.token_ids.clear()
         self._residents.clear()
         self._firm.clear()
         self._unbound.clear()
@@ -191,7 +179,6 @@ class Residency:
         gone = self.table.clear_medium(medium)
         if medium == MEDIA[0]:
             self._end_relearning()
-        self.token_ids.remove(gone)
         return self._residents.refresh(gone)
 
     def _end_relearning(self) -> None:
@@ -201,7 +188,7 @@ class Residency:
     def _store(self, event: Stored) -> list[Transition]:
         binding = self._bindings.get(event.session) if event.session else None
         self.table.store(event, reporting=binding is not None and binding.is_report)
-        self.token_ids.store(event)
+        self.names_sessions |= bool(event.session)
         changes = self._residents.refresh(event.hashes)
         if event.session and event.is_prefix and event.hashes and event.hashes[-1] in self.table:
             is_alone = len(event.hashes) == 1

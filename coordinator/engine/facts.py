@@ -27,6 +27,8 @@ _FIGURES = {
     "vllm:request_prefill_kv_computed_tokens_sum": "prefill_computed_tokens",
     "vllm:kv_offload_load_time_total": "cpu_load_s",
 }
+SESSIONS_SINCE = (0, 30)
+"""The first version of vLLM whose events name sessions. Without them, no block of a prompt is found."""
 _CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 _SLEEP = "vllm:engine_sleep_state"
 _CACHE_CONFIG = "vllm:cache_config_info"

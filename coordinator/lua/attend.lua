@@ -1,9 +1,8 @@
 -- An agent's heartbeat. It reserves the replica for this agent (one agent at a time), stores what the agent knows, and
 -- returns what the agent is asked. A record in `agents` is
 --   "<agent> <incarnation> <lease_until_ms> <mode> <1 while relearning, else 0> <waiting> <seq>"
--- where `mode` tells how the agent learns which blocks a chain has and what its events confirm (session | token_ids |
--- partial | unconfirmed | none: see the README), `waiting` is the length of the engine's queue, and `seq` is the last
--- engine batch that the agent has worked in.
+-- where `mode` tells what the events confirm that the agent hears (session | partial | unconfirmed | none: see the
+-- README), `waiting` is the length of the engine's queue, and `seq` is the last engine batch that the agent has worked in.
 --
 -- KEYS
 --   hash    agents, replicas, asks

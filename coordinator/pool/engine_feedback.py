@@ -15,13 +15,9 @@ from coordinator.scripts import Placement, PlaceRequest
 _MEASURED_TTL_S = 60
 
 
-def tell_measured(
-    pool: Pool, request: PlaceRequest, placement: Placement, prompt_tokens: int, token_ids: Sequence[int] = ()
-) -> asyncio.Future[Any]:
-    """Tell the map and the replica's agent how long a prompt was, with its tokens if the engine names no sessions."""
-    said: dict[str, Any] = {"tip": request.tip, "prompt_tokens": prompt_tokens}
-    if token_ids:
-        said["token_ids"] = list(token_ids)
+def tell_measured(pool: Pool, request: PlaceRequest, placement: Placement, prompt_tokens: int) -> asyncio.Future[Any]:
+    """Tell the map and the replica's agent how long a prompt was."""
+    said = {"tip": request.tip, "prompt_tokens": prompt_tokens}
     told = orjson.dumps(said) if placement.is_told or _had_agent(pool, placement.replica) else b""
     return pool.run(
         "measure",

@@ -10,7 +10,7 @@ from coordinator.errors import StoreError
 from coordinator.pool.lost_gateways import read_lost
 from coordinator.pool.pool import Pool
 from coordinator.redis.time_limit import answered
-from coordinator.registry import PARTIAL, UNCONFIRMED, PoolState, is_number, readable
+from coordinator.registry import PARTIAL, TOLD, UNCONFIRMED, PoolState, is_number, readable
 from coordinator.store import Store
 from coordinator.watch.store_report import read_report
 from gateway.console.history import EVERY_S, POINT, Point, read_history
@@ -154,7 +154,7 @@ def _agent(state: PoolState | None, replica: str) -> str:
     agent = state.agents.get(replica) if state is not None else None
     if state is None or agent is None or agent.mode == "none":
         return "none"
-    if agent.mode == UNCONFIRMED:
+    if agent.mode not in TOLD:
         return UNCONFIRMED
     if not state.is_told(replica):
         return "gone"

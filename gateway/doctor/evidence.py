@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from coordinator.engine.facts import ModelCard
+from coordinator.engine.facts import SESSIONS_SINCE, ModelCard
 from coordinator.redis.checks import RedisEvidence
 from coordinator.registry import AgentRecord, ReplicaRecord
 from coordinator.survey import PoolSnapshot
 from gateway.settings.gateway_settings import GatewaySettings
+
+_NUMBERS = re.compile(r"\d+")
 
 Span = tuple[float, float]
 """Between these two, in seconds."""
@@ -50,6 +53,17 @@ class ReplicaEvidence:
     @property
     def subject(self) -> str:
         return f"replica {self.id}"
+
+    @property
+    def version_number(self) -> tuple[int, ...]:
+        """Major and minor of its version; empty if they are not known."""
+        found = () if isinstance(self.version, Unknown) else _NUMBERS.findall(self.version)[:2]
+        return tuple(int(part) for part in found) if len(found) == 2 else ()
+
+    @property
+    def names_no_sessions(self) -> bool:
+        """Whether its version is so old that its events tell nothing of prompts."""
+        return () < self.version_number < SESSIONS_SINCE
 
 
 @dataclass(frozen=True, slots=True)

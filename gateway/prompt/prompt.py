@@ -60,8 +60,6 @@ class Prompt:
     answer: tuple[int, int] = (0, 0)
     """The last answer in a conversation: how many keys come before it, and how many up to its end; zeros if there is no
     answer, or no key before it: because nothing was asked, or 15 or more messages follow."""
-    image_ids: tuple[str, ...] = ()
-    """The uuids that the gateway gave to images, in prompt order. The engine's events name images by them."""
 
     @property
     def affinity(self) -> bytes:
@@ -79,7 +77,7 @@ class Prompt:
 
     def shape(self) -> bytes:
         """The length of each key for the agents, as JSON: see `bound:<slot>` in coordinator/README.md."""
-        shape: dict[str, object] = {"text_bytes": self.text_bytes}
+        shape = {"text_bytes": self.text_bytes}
         if self.images:
-            shape |= {"image_counts": self.image_counts, "image_ids": self.image_ids}
+            shape["image_counts"] = self.image_counts
         return orjson.dumps(shape)

@@ -43,7 +43,6 @@ class PromptWriter:
         "_answer",
         "_answered",
         "_first_media",
-        "_image_ids",
         "_parts",
         "_sample",
         "_samples",
@@ -61,7 +60,6 @@ class PromptWriter:
         self.steps = steps
         self._parts = 0
         self.pins_images = False
-        self._image_ids: list[str] = []
         self.changed_parts: list[dict[str, Json]] = [] if changed_parts is None else changed_parts
         """Gets the parts of the body whose uuid was set or dropped."""
         self._seed = b""
@@ -133,7 +131,6 @@ class PromptWriter:
     def pin_image(self, part: dict[str, Json], identity: ImageIdentity) -> None:
         """Set the uuid of the image in `part` to its digest. The engine then names the image by it."""
         part["uuid"] = identity.digest.hex()
-        self._image_ids.append(identity.digest.hex())
         self.changed_parts.append(part)
 
     def identified_image(self, identity: ImageIdentity) -> None:
@@ -210,7 +207,6 @@ class PromptWriter:
             sample=self._seed + content,
             body_changed=bool(self.changed_parts),
             answer=self._answer_in(stream.keys),
-            image_ids=tuple(self._image_ids),
         )
 
     def _answer_in(self, keys: list[str]) -> tuple[int, int]:

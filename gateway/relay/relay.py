@@ -6,7 +6,7 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -74,7 +74,7 @@ class Relay:
             token_ids = asked_token_ids(job, ticket)
             body = token_ids.take_from_body(body) if token_ids is not None else body
             document = self._read(job, ticket, body) if document is None else document
-            self._learn(job, ticket, reply, document, token_ids.of_prompt if token_ids else ())
+            self._learn(job, ticket, reply, document)
         if answer.status >= 400:
             ticket.used = NOTHING
         ticket.done()  # before the answer: the client may ask on at once
@@ -168,7 +168,7 @@ class Relay:
             if ready:
                 reply.more(ready)
             raise StreamBroken(reason, by_replica=False)
-        self._learn(job, ticket, reply, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
+        self._learn(job, ticket, reply, {"usage": events.usage})
         ticket.forces_usage = events.forces_usage
         ticket.done()
         await _ended(reply, ready + rest, drained)
@@ -215,9 +215,7 @@ class Relay:
         self._objects.notice(job, ticket, body)
         return {"usage": last_usage(body)}
 
-    def _learn(
-        self, job: Job, ticket: Ticket, reply: Reply, document: dict[str, Any], token_ids: Sequence[int] = ()
-    ) -> None:
+    def _learn(self, job: Job, ticket: Ticket, reply: Reply, document: dict[str, Any]) -> None:
         """Learns the size of prompts, the tokens that were cached, and the replica of a stored response."""
         self._objects.notice_whole(job, ticket, document)
         usage = reply.usage = read_usage(document.get("usage"))
@@ -232,7 +230,7 @@ class Relay:
             reply.cached_tokens = self._audit.observe(ticket, usage)
         placement = ticket.placement
         if placement is not None and placement.claimed_from and job.endpoint.usage_counts_prompt:
-            tell_measured(ticket.pool, ticket.request, placement, usage.prompt_tokens, token_ids)
+            tell_measured(ticket.pool, ticket.request, placement, usage.prompt_tokens)
 
 
 def _seen_tokens(job: Job, events: EventRelay) -> int:

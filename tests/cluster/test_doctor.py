@@ -291,7 +291,6 @@ async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) 
         ("vllm-versions-differ", f"pool {cluster.pool}"),
         ("hash-settings-differ", f"pool {cluster.pool}"),
         ("events-off", "replica silent"),
-        ("agent-missing", "replica old"),  # this version does not tell where its events are, so `up` starts no agent
         ("name-in-several-pools", "model sim"),
         ("events-missing", "replica deaf"),
         *([("events-exposed", "replica open")] if outward_address() else []),

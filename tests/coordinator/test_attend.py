@@ -40,12 +40,12 @@ async def test_a_heartbeat_records_what_the_agent_knows(
     pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
     async with linked(redis_server.url) as link:
-        answer = await attend(link, mode="token_ids", is_relearning=True, waiting=3, seq=41, counters={"hits": 7.0})
+        answer = await attend(link, mode="session", is_relearning=True, waiting=3, seq=41, counters={"hits": 7.0})
         assert (answer.before, answer.asked, answer.measured, answer.entries) == (None, "", [], 0)
         until_ms = (await now_ms(client)) + agent_store.LEASE_MS
         record = AgentRecord.parse((await hash_of(client, KEYS.agents))["r0"])
         assert until_ms - 2000 <= record.lease_until_ms <= until_ms
-        assert (record.agent, record.incarnation, record.mode) == ("agent0", "life1", "token_ids")
+        assert (record.agent, record.incarnation, record.mode) == ("agent0", "life1", "session")
         assert (record.is_relearning, record.waiting, record.seq) == (True, 3, 41)
         fleet = await pool.beat()
         assert fleet.agents == {"r0": replace(record, lease_until_ms=GOOD_MS, waiting=0, seq=-1)}
@@ -142,32 +142,30 @@ async def test_what_is_asked_waits_for_the_agent_that_holds_the_replica(
     assert (answer.asked, len(answer.measured)) == ("reset", 1)
 
 
-async def answered(
-    pool: Pool, reservation: str, keys: list[str], prompt_tokens: int, *token_ids: int, on: str = "r0"
-) -> int:
+async def answered(pool: Pool, reservation: str, keys: list[str], prompt_tokens: int, on: str = "r0") -> int:
     """Answers a request and reports its prompt's length. Returns whether the claim on its tip was still there."""
     asked = request(reservation, keys, pinned=on)
     placed = await pool.place(asked)
     assert placed is not None
-    return int(await tell_measured(pool, asked, placed, prompt_tokens, token_ids))
+    return int(await tell_measured(pool, asked, placed, prompt_tokens))
 
 
 async def test_measured_prompts_are_told_once_and_in_order(stream: Stream, pool: Pool, client: redis.Redis) -> None:
     await followed(client)
     await followed(client, "r1")
     await answered(pool, "a", chain(1), 40)
-    await answered(pool, "b", chain(2), 3, 5, 6, 7)
+    await answered(pool, "b", chain(2), 3)
     await answered(pool, "c", chain(1), 41, on="r1")
     assert 50 <= await client.ttl(KEYS.measured("r0")) <= 60
     told = [(await attend(stream.link)).measured for _ in range(2)]
-    assert told == [[Measured(chain(1)[0], 40, ()), Measured(chain(2)[0], 3, (5, 6, 7))], []]
+    assert told == [[Measured(chain(1)[0], 40), Measured(chain(2)[0], 3)], []]
     assert await client.llen(KEYS.measured("r1")) == 1
 
 
 async def test_measured_prompts_are_told_again_where_the_answer_did_not_arrive(
     stream: Stream, pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
-    first, second = Measured(chain(1)[0], 40, ()), Measured(chain(2)[0], 50, ())
+    first, second = Measured(chain(1)[0], 40), Measured(chain(2)[0], 50)
     await followed(client)
     await answered(pool, "a", chain(1), 40)
     assert (await attend(stream.link)).measured == [first]
@@ -187,7 +185,7 @@ async def test_what_is_measured_while_an_agent_is_away_waits_for_it(
     await expire_lease(client)
     await pool.beat()
     await answered(pool, "a", chain(1), 40)
-    assert (await attend(stream.link)).measured == [Measured(chain(1)[0], 40, ())]
+    assert (await attend(stream.link)).measured == [Measured(chain(1)[0], 40)]
 
 
 async def test_where_no_agent_listens_nothing_is_left_for_one(pool: Pool, client: redis.Redis) -> None:

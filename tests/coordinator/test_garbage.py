@@ -121,7 +121,7 @@ class Cluster:
         pool.first_token(asked.reservation)
         pool.report(placed.replica, placed.incarnation, "failure", BreakerKnobs(failures=100))
         pool.report(placed.replica, placed.incarnation, "success", BreakerKnobs(failures=100))
-        tell_measured(pool, asked, placed, 300, [1])
+        tell_measured(pool, asked, placed, 300)
         credit(pool, asked, placed, 200)
         pool.claims.confirm(asked, placed)
         pool.done(asked.reservation)

@@ -63,8 +63,8 @@ def test_an_agent_reads_what_was_written_by_its_like_and_nothing_else(text: byte
 
 
 @given(st.recursive(st.none() | st.floats() | st.integers() | st.text(max_size=3), lambda each: st.lists(each)))
-def test_what_was_measured_is_a_length_and_tokens_or_nothing(value: Any) -> None:
-    for said in (value, {"tip": value, "prompt_tokens": value}, {"tip": "a", "prompt_tokens": 5, "token_ids": value}):
+def test_what_was_measured_is_a_length_or_nothing(value: Any) -> None:
+    for said in (value, {"tip": value, "prompt_tokens": value}):
         try:
             text = orjson.dumps(said)
         except orjson.JSONEncodeError:

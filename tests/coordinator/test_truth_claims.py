@@ -161,12 +161,13 @@ async def test_a_past_life_is_credited_with_nothing(pool: Pool, client: redis.Re
     ("record", "mode"),
     [
         ({}, "session"),
-        ({"mode": "token_ids"}, "token_ids"),
+        ({"mode": "unconfirmed"}, "unconfirmed"),
+        ({"mode": "token_ids"}, "token_ids"),  # as an agent of an older version says
         ({"mode": "none"}, ""),
         ({"lease_ms": -1}, ""),
         ({"incarnation": "life0"}, ""),
     ],
-    ids=["session", "token_ids", "engine without events", "lapsed lease", "another life"],
+    ids=["session", "no sessions", "a mode that is not known", "engine without events", "lapsed lease", "another life"],
 )
 async def test_a_placement_says_how_the_replicas_agent_learns_chains_where_a_live_one_watches_this_life(
     pool: Pool, client: redis.Redis, record: dict[str, Any], mode: str
@@ -174,7 +175,7 @@ async def test_a_placement_says_how_the_replicas_agent_learns_chains_where_a_liv
     await register(pool, 1)
     await followed(client, **record)
     placed = await place(pool, "a", chain(1))
-    assert (placed.mode, placed.is_exact) == (mode, mode != "")
+    assert (placed.mode, placed.is_exact) == (mode, mode == "session")
     assert (await pool.beat()).is_exact("r0") == placed.is_exact
 
 

@@ -141,7 +141,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.change_state("r0", "life1", "ready", "hung")
     await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5))
     credit(pool, asked, placed, 8)
-    tell_measured(pool, asked, placed, 81, [82])
+    tell_measured(pool, asked, placed, 81)
     await asyncio.sleep(0)
     pool.settlements.soon("done", "adopted", Used(97, 98))
     await asyncio.sleep(0)
@@ -184,7 +184,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "publish": ["r0", "agent0", "life1", 1000, 74, 1, 75, 76, *_LINES],
     "apply": ["r0", "61-0 62", "63-0", "64", "life1", *_LINES],
     "sweep": ["r0", 43, 128, 44, 45],
-    "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
+    "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
     "watch": ["gw0", 3000, b"", 0],
     "forget": ["r0", "life1"],

@@ -61,8 +61,11 @@ RELEARNING = FindingKind(
 
 
 def attended(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether a live agent hears each replica's events."""
+    """Whether a live agent hears each replica's events. Those of an engine that is too old are of no use."""
+    too_old = {each.id for each in pool.replicas if each.names_no_sessions}
     for record in _alive(pool):
+        if record.replica in too_old:
+            continue
         subject, agent = f"replica {record.replica}", pool.agent(record.replica)
         values = {"replica": record.replica, "url": record.url}
         if agent is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -10,9 +9,6 @@ from coordinator.engine.facts import ModelCard
 from coordinator.finding import FindingKind, Result, Unchecked
 from coordinator.registry import ASLEEP
 from gateway.doctor.evidence import Evidence, PoolEvidence, ReplicaEvidence, Unknown, grouped
-
-_NAMES_SESSIONS = (0, 30)
-_NUMBERS = re.compile(r"\d+")
 
 UNHEALTHY = FindingKind(
     "replica-unhealthy",
@@ -23,7 +19,8 @@ UNHEALTHY = FindingKind(
 BEFORE_SESSIONS = FindingKind(
     "vllm-names-no-sessions",
     "warning",
-    "its events do not name requests: gateways ask for each prompt's token ids instead, which costs time and traffic",
+    "this version is older than 0.30, and its events do not name requests: the replica is degraded, and KVGate guesses "
+    "its cache from the requests it got",
     "install vLLM 0.30 or newer",
 )
 NOT_CACHING = FindingKind(
@@ -157,10 +154,9 @@ def version(replica: ReplicaEvidence) -> Iterator[Result]:
     if isinstance(replica.version, Unknown):
         yield Unchecked(replica.subject, "vLLM's version", replica.version.why)
         return
-    number = tuple(int(part) for part in _NUMBERS.findall(replica.version)[:2])
-    if len(number) < 2:
+    if not replica.version_number:
         yield Unchecked(replica.subject, "vLLM's version", f"{replica.version!r} is no number")
-    elif number < _NAMES_SESSIONS:
+    elif replica.names_no_sessions:
         yield BEFORE_SESSIONS.seen(replica.subject, f"it runs vLLM {replica.version}")
 
 

@@ -7,7 +7,7 @@ import pytest
 from coordinator.agent.engine_session import mode_of
 from coordinator.agent.kv_events import Cleared
 from coordinator.agent.residency import Evicted, Reset, Residency, Resident
-from coordinator.registry import PARTIAL, UNCONFIRMED
+from coordinator.registry import PARTIAL, SESSION, UNCONFIRMED
 from tests.coordinator.agent.prompts import SIZE, bound, brief, chain, held, removed, stored, told
 
 # -- becoming resident -------------------------------------------------------------------------------------------
@@ -309,9 +309,23 @@ def test_a_prefix_that_the_engine_does_not_serve_counts_again_when_events_name_i
 
 
 @pytest.mark.parametrize(
+    ("version", "mode"),
+    [((), UNCONFIRMED), ((0, 29), UNCONFIRMED), ((0, 30), SESSION), ((1, 0), SESSION)],
+)
+def test_an_engine_that_may_name_no_sessions_is_not_believed(version: tuple[int, ...], mode: str) -> None:
+    residency = Residency()
+    residency.expect(4, 0, version)
+    assert mode_of(residency) == mode
+    residency.apply([told([1, 2], session=None)])
+    assert mode_of(residency) == mode
+    residency.apply([told([3], 2)])
+    assert mode_of(residency) == SESSION
+
+
+@pytest.mark.parametrize(
     ("kinds", "mode"),
     [
-        ([True], "session"),
+        ([True], SESSION),
         ([True, False], PARTIAL),
         ([False, True], PARTIAL),
         ([True, True], PARTIAL),  # a prefix needs the blocks of both groups, and only one is watched

@@ -62,6 +62,13 @@ def unheard_while_computing(*tokens_at_each_snapshot: int, prompt_tokens: int = 
     return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(snapshots)),))
 
 
+def too_old(**of_its_agent: Any) -> Evidence:
+    """A replica of an old version, and its agent."""
+    pool = with_state(agents=of_its_agent).pools[0]
+    replicas = tuple(replace(each, version="0.29.1") if each.id == "r1" else each for each in pool.replicas)
+    return replace(HEALTHY, pools=(replace(pool, replicas=replicas),))
+
+
 def another_pool() -> Evidence:
     other = replace(replica("r9"), pool="n", cards=card(root="/models/m"))
     here = POOL.snapshots[0].state
@@ -133,6 +140,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("replica-unhealthy", with_replica(problem="/health answered 503"), set()),
     ("replica-unhealthy", with_replica(problem="no answer within 2 s", answers=False), set()),
     ("vllm-names-no-sessions", with_replica(version="0.29.1"), {"vllm-versions-differ"}),
+    ("vllm-names-no-sessions", too_old(mode="unconfirmed"), {"vllm-versions-differ"}),
+    ("vllm-names-no-sessions", too_old(mode="none"), {"vllm-versions-differ"}),
     ("vllm-versions-differ", with_replica(version="0.33.0"), set()),
     ("prefix-caching-off", cached(enable_prefix_caching="False"), set()),
     ("events-off", with_replica(endpoints=()), set()),
