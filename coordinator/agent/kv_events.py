@@ -1,9 +1,8 @@
 """Decodes vLLM's KV events, as they arrive over ZMQ. Pure; the shapes are those of vllm/distributed/kv_events.py.
 
-A payload is msgpack `[ts, [event, …], data_parallel_rank]`. An event is a map with a "type" (vLLM >= 0.24), or an array
-that begins with its type and has the same fields in the same order (before 0.24). Fields with their default value may
-be missing, and fields of later versions are ignored. A hash is an unsigned 64-bit integer, or bytes, of which the last
-eight count.
+A payload is msgpack `[ts, [event, …], data_parallel_rank]`. An event is a map with a "type". Fields with their
+default value may be missing, and fields of later versions are ignored. A hash is an unsigned 64-bit integer, or bytes,
+of which the last eight count.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Batch:
     rank: int | None
 
 
-class _Stored(msgspec.Struct):
+class _Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None = None
     token_ids: list[int] = []
@@ -87,42 +86,17 @@ class _Stored(msgspec.Struct):
     session_id: str | None = None
 
 
-class _Removed(msgspec.Struct):
+class _Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
     block_hashes: list[int | bytes]
     medium: str | None = None
     group_idx: int | None = None
 
 
-class _Cleared(msgspec.Struct):
+class _Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
     medium: str | None = None
 
 
-class _StoredMap(_Stored, tag_field="type", tag="BlockStored"):
-    pass
-
-
-class _RemovedMap(_Removed, tag_field="type", tag="BlockRemoved"):
-    pass
-
-
-class _ClearedMap(_Cleared, tag_field="type", tag="AllBlocksCleared"):
-    pass
-
-
-class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
-    pass
-
-
-class _RemovedArray(_Removed, array_like=True, tag="BlockRemoved"):
-    pass
-
-
-class _ClearedArray(_Cleared, array_like=True, tag="AllBlocksCleared"):
-    pass
-
-
-_Map = _StoredMap | _RemovedMap | _ClearedMap
-_Array = _StoredArray | _RemovedArray | _ClearedArray
+_Map = _Stored | _Removed | _Cleared
 
 
 class _Maps(msgspec.Struct, array_like=True):
@@ -140,16 +114,16 @@ class _Raws(msgspec.Struct, array_like=True):
 _maps = msgspec.msgpack.Decoder(_Maps)
 _raws = msgspec.msgpack.Decoder(_Raws)
 _map = msgspec.msgpack.Decoder(_Map)
-_array = msgspec.msgpack.Decoder(_Array)
 _KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 
 def decode(payload: bytes) -> Batch:
-    """Decode one payload. Events of an unknown type are left out. Raises EventError."""
+    """Decode one payload. Events of an unknown type are left out, and arrays, as vLLM before 0.24 sends them. Raises
+    EventError."""
     try:
         try:
             batch = _maps.decode(payload)
-        except msgspec.ValidationError:  # some events are arrays, or of an unknown type
+        except msgspec.ValidationError:  # some events are of an unknown type
             raws = _raws.decode(payload)
             found = [event for raw in raws.events if (event := _one(raw)) is not None]
             return Batch(raws.ts, [_event(each) for each in found], raws.data_parallel_rank)
@@ -158,17 +132,17 @@ def decode(payload: bytes) -> Batch:
     return Batch(batch.ts, [_event(each) for each in batch.events], batch.data_parallel_rank)
 
 
-def _one(raw: msgspec.Raw) -> _Map | _Array | None:
+def _one(raw: msgspec.Raw) -> _Map | None:
     """Decode one event; None if its type is not known."""
     loose = msgspec.msgpack.decode(raw)
     if isinstance(loose, dict):
         return _map.decode(raw) if loose.get("type") in _KNOWN else None
-    if isinstance(loose, list) and loose and isinstance(loose[0], str):
-        return _array.decode(raw) if loose[0] in _KNOWN else None
-    raise msgspec.ValidationError("an event is a map or an array that names its type")
+    if isinstance(loose, list):
+        return None
+    raise msgspec.ValidationError("an event is a map that names its type")
 
 
-def _event(found: _Map | _Array) -> Event:
+def _event(found: _Map) -> Event:
     if isinstance(found, _Removed):
         return Removed(_numbers(found.block_hashes), _medium(found.medium), found.group_idx)
     if isinstance(found, _Stored):

@@ -1,8 +1,7 @@
 """vLLM's KV events, recorded while an engine steps and handed over once per step.
 
 Field names, their order, and which fields are left out at their default are those of vllm/distributed/kv_events.py.
-They determine the bytes, as events are msgpack maps with keys in this order. The differences between versions of vLLM
-are here, too.
+They determine the bytes, as events are msgpack maps with keys in this order. Before 0.30, they name no sessions.
 
 Next to hashing, events take most of a simulated replica's CPU time. So they are packed when they happen, and their
 large parts (token ids, evictions) are built from bytes instead of Python objects.
@@ -23,9 +22,6 @@ from gateway.simulator.prompt import TOKEN_BYTES
 from gateway.simulator.sequence import TokenSequence
 from gateway.simulator.settings import SimSettings
 
-MAPS_SINCE = (0, 24)
-"""Before this version, an event is an array: its type, then its fields."""
-REPORT_MODE_SINCE = (0, 26)
 SESSION_ID_SINCE = (0, 30)
 
 _GPU, _CPU = "GPU", "CPU"
@@ -65,8 +61,6 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 _Event = BlockStored | BlockRemoved | AllBlocksCleared
-_ARRAY_FIELDS = 11
-"""The fields up to `kv_cache_spec_sliding_window`; arrays had no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +89,14 @@ class EventLog:
     """The changes of one engine's caches in the current step. Records nothing without `publish`."""
 
     def __init__(self, settings: SimSettings, publish: Callable[[Events], None] | None) -> None:
-        version = settings.version
         self._publish = publish
         self._packed: list[bytes] = []
         self._count = 0
         self._block_size = settings.block_size
-        self._has_sessions = version >= SESSION_ID_SINCE
-        self._has_reports = version >= REPORT_MODE_SINCE
+        self._has_sessions = settings.version >= SESSION_ID_SINCE
         self._lora_ids: dict[str, int] = {}
-        self._pack_event: Callable[[_Event], bytes] = _pack if version >= MAPS_SINCE else _pack_array
         self._kinds = settings.attention
-        packed = b"".join(self._pack_event(BlockRemoved([_ANY_HASH], _GPU, group)) for group in range(len(self._kinds)))
+        packed = b"".join(_pack(BlockRemoved([_ANY_HASH], _GPU, group)) for group in range(len(self._kinds)))
         self._eviction = packed.split(_ANY_HASH.to_bytes(_HASH_BYTES, "big"))
         """The bytes around the hash in the events of an eviction: one for each group."""
 
@@ -123,7 +114,7 @@ class EventLog:
 
     def reused(self, sequence: TokenSequence, num_blocks: int) -> None:
         """The scheduler found cached blocks of a waiting sequence. Published only for requests for full reports."""
-        if self._has_reports and sequence.event_tag.full_report:
+        if sequence.event_tag.full_report:
             self.stored(sequence, 0, num_blocks)
 
     def evicted(self, hashes: Sequence[int]) -> None:
@@ -156,7 +147,7 @@ class EventLog:
             self._publish(events)
 
     def _add(self, event: _Event) -> None:
-        self._packed.append(self._pack_event(event))
+        self._packed.append(_pack(event))
         self._count += 1
 
     def _described(self, sequence: TokenSequence, first: int, last: int, medium: str) -> BlockStored:
@@ -173,10 +164,6 @@ class EventLog:
             group_idx=0,
             kv_cache_spec_kind=self._kinds[0],
         )
-
-
-def _pack_array(event: _Event) -> bytes:
-    return _pack([type(event).__name__, *msgspec.structs.astuple(event)[:_ARRAY_FIELDS]])
 
 
 def packed_token_ids(tokens: bytes | bytearray) -> msgspec.Raw:

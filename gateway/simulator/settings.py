@@ -85,7 +85,7 @@ class SimSettings:
     """Every simulated time is divided by it; 0 means no delays at all."""
 
     vllm_version: str = "0.32.0"
-    """The version that it says it is, which determines the shape of KV events (gateway/simulator/events.py)."""
+    """The version that it says it is. It decides whether KV events name sessions and whether it tells their sources."""
     attention: tuple[str, ...] = ("full_attention",)
     """The kinds of its groups of KV blocks, in vLLM's words. Events name the blocks of each group. A block is evicted
     from all groups at once."""

@@ -76,7 +76,9 @@ ServedNames = Annotated[
         show_default=_SIM.served_names[0],
     ),
 ]
-VllmVersion = Annotated[str, Option(help="The vLLM version that it says it is; decides the shape of KV events.")]
+VllmVersion = Annotated[
+    str, Option(help="The vLLM version that it says it is. Before 0.30, KV events name no sessions.")
+]
 EventsPort = Annotated[
     int, Option(min=0, max=65535, help="Port for the KV events of rank 0, followed by the others'; 0: free ones.")
 ]

@@ -59,21 +59,6 @@ def test_what_real_vllm_published_is_read_as_it_was_captured(line: dict[str, Any
                 assert told == {"type": "AllBlocksCleared"}
 
 
-def test_events_of_old_versions_are_arrays_in_the_order_of_the_fields() -> None:
-    stored = ["BlockStored", [7, 8], 6, [1, 2, 3, 4], 2, None, "GPU", None, [None, ["salt"]], 0, "full_attention"]
-    batch = decode(payload(stored, ["BlockRemoved", [7], "CPU"], ["AllBlocksCleared"]))
-    assert batch.events == [
-        Stored([7, 8], 6, [1, 2, 3, 4], 2, "gpu", [None, ["salt"]], 0, True, None),
-        Removed([7], "cpu", None),
-        Cleared(),
-    ]
-
-
-def test_the_oldest_arrays_end_before_the_medium_and_mean_the_gpu() -> None:
-    assert one(["BlockStored", [7], None, [1], 1, None]) == Stored([7], None, [1], 1, "gpu", None, None, True, None)
-    assert one(["BlockRemoved", [7]]) == Removed([7], "gpu", None)
-
-
 def test_a_batch_may_lack_its_rank_and_have_fields_of_a_later_version() -> None:
     assert decode(payload(tail=())).rank is None
     assert decode(payload(tail=(1, "more"))).rank == 1
@@ -85,7 +70,7 @@ def test_unknown_fields_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     "unknown",
-    [{"type": "BlockMoved", "x": 1}, {"type": "BlockStoredTwice", "block_hashes": "?"}, ["BlockMoved", 1], {"x": 1}],
+    [{"type": "BlockMoved", "x": 1}, {"type": "BlockStoredTwice", "block_hashes": "?"}, ["BlockStored", [7]], {"x": 1}],
 )
 def test_events_of_an_unknown_type_are_left_out_and_the_others_kept(unknown: Any) -> None:
     assert decode(payload(STORED, unknown, STORED)).events == [one(STORED)] * 2
@@ -112,7 +97,7 @@ def test_only_groups_of_full_attention_tell_of_prefixes(kind: str | None, is_pre
 
 
 def test_a_reset_is_of_the_gpus_cache_unless_it_names_another_medium() -> None:
-    assert one({"type": "AllBlocksCleared"}) == one(["AllBlocksCleared"]) == Cleared("gpu")
+    assert one({"type": "AllBlocksCleared"}) == Cleared("gpu")
     assert one({"type": "AllBlocksCleared", "medium": "CPU"}) == Cleared("cpu")
 
 
@@ -130,10 +115,8 @@ def test_a_missing_medium_is_the_gpu_and_names_are_lower_case() -> None:
         msgspec.msgpack.encode("text"),
         msgspec.msgpack.encode([1.0]),
         payload(5),
-        payload([5]),
         payload({**STORED, "block_hashes": ["text"]}),
         payload({**STORED, "token_ids": [1.5]}),
-        payload(["BlockStored", 7]),
         payload({"type": "BlockRemoved"}),
         payload(STORED)[:-3],
         payload({"type": "?"}).replace(b"?", b"\xff"),

@@ -154,13 +154,6 @@ async def test_before_0_30_events_have_no_session(start_replica: StartReplica) -
     assert ["session_id" in event for event in await raw_event(start_replica, "0.30.0")] == [True, True]
 
 
-async def test_before_0_26_there_are_no_reports_and_before_0_24_events_are_arrays(start_replica: StartReplica) -> None:
-    (as_map,) = await raw_event(start_replica, "0.25.0")
-    (as_array,) = await raw_event(start_replica, "0.23.1")
-    assert as_array == [*as_map.values(), None]
-    assert (as_array[0], list(as_map)[-1]) == ("BlockStored", "kv_cache_spec_kind")
-
-
 async def test_before_0_32_the_sources_are_not_told(start_replica: StartReplica) -> None:
     for version, status in (("0.31.9", 404), ("0.32.0", 200), ("1.0", 200)):
         replica = await start_replica(vllm_version=version)
