@@ -4,9 +4,7 @@
 -- fifth of it in which something failed, and <failures> is the sum of the window. The breaker opens when there are
 -- enough failures and they are a large enough share of all attempts in the window. An open breaker has no window, and
 -- <failures> grows by one with each failed probe. While it is open only a probe's outcome counts: requests sent before
--- it opened tell nothing new. Gateways of an older version, which count failures in a row and know no window, share
--- these records: they read the first three fields and write no others. The failures of a closed record without a window
--- count as of now.
+-- it opened tell nothing new.
 --
 -- KEYS
 --   hash    replicas, breakers
@@ -63,9 +61,6 @@ if outcome == 'success' then
 end
 
 local bad, slices = 1, {}
-if window == '' then
-  bad = bad + failures
-end
 local newest = { now, bad, good }
 for since, failed, ended_well in string.gmatch(window or '', ' (%d+):(%d+):(%d+)') do
   -- `since` lies in the future if the clock went back.

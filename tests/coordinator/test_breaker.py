@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool.pool import Pool
@@ -143,56 +142,6 @@ async def test_each_failed_probe_doubles_the_time_it_stays_open_up_to_twelve_tim
         assert again is not None
         open_for.append(int(again.split(" ")[1]) - before)
     assert [round(ms / OPEN_MS) for ms in open_for] == [2, 4, 8, 12, 12, 12]
-
-
-OLDER_REPORT = """
-local failures, open_until, probing =
-  string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '0 0 0', '^(%d+) (%d+) (%d)')
-failures, open_until = tonumber(failures), tonumber(open_until)
-if open_until > 0 and probing == '0' then
-  return open_until
-end
-failures = failures + 1
-local beyond = failures - tonumber(ARGV[4])
-if beyond >= 0 then
-  open_until = tonumber(ARGV[6]) + tonumber(ARGV[5]) * math.min(2 ^ beyond, 12)
-end
-redis.call('HSET', KEYS[2], ARGV[1], failures .. ' ' .. string.format('%d', open_until) .. ' 0')
-return open_until
-"""
-"""Older gateways, without the window, count a failure with this script. They share the records during an upgrade.
-ARGV[6] replaces Redis' clock."""
-
-
-async def older_report(client: redis.Redis) -> str:
-    keys = (KEYS.replicas, KEYS.breakers)
-    await client.eval(OLDER_REPORT, 2, *keys, "r0", "life1", "failure", THRESHOLD, OPEN_MS, await now_ms(client))
-    return (await hash_of(client, KEYS.breakers))["r0"]
-
-
-@pytest.mark.parametrize("older", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
-async def test_gateways_of_two_versions_open_one_breaker_together(
-    pool: Pool, client: redis.Redis, older: tuple[int, ...]
-) -> None:
-    await register(pool, 1)
-    for turn in range(THRESHOLD):
-        assert not turn or not await is_open(client)
-        await (older_report(client) if turn in older else reported(pool, client))
-    record = (await hash_of(client, KEYS.breakers))["r0"]
-    assert record.split(" ")[0] == "3"
-    assert record.split(" ")[2:] == ["0"]
-    assert await is_open(client)
-
-
-async def test_gateways_of_two_versions_probe_one_breaker_together(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    await opened(pool, client)
-    await probe(pool, client, "first")
-    assert (await older_report(client)).startswith("4 ")
-    await probe(pool, client, "second")
-    assert str(await reported(pool, client)).startswith("5 ")
-    await probe(pool, client, "third")
-    assert await reported(pool, client, "success") is None
 
 
 async def test_a_former_lifes_outcome_says_nothing_about_this_one(pool: Pool, client: redis.Redis) -> None:
