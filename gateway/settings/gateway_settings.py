@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
-import structlog
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
@@ -30,8 +29,6 @@ from gateway.settings.limit_settings import HealthSettings, LimitSettings, Retry
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 from gateway.settings.queue_settings import QueueSettings, TenantSettings
 from gateway.settings.tracing_settings import TracingSettings
-
-_log = structlog.get_logger("kvgate.settings")
 
 # The field that each variable of the environment overrides.
 OVERRIDES = {
@@ -106,15 +103,6 @@ class PolicySettings(Section):
     max_active_requests: Count | None = None
     cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
     store_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.6
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_max_owners(cls, values: object) -> object:
-        """Older versions had this setting. A gateway must not fail to start because of it during an upgrade."""
-        if not isinstance(values, dict) or "max_owners" not in values:
-            return values
-        _log.warning("setting without effect", setting="policy.max_owners", reason="all owners of a key are stored now")
-        return {name: value for name, value in values.items() if name != "max_owners"}
 
     @field_validator("name", mode="before")
     @classmethod
