@@ -41,7 +41,6 @@ function draw() {
 }
 
 function heard(told) {
-  told.is_of_now ??= true; // an older gateway does not tell it
   cluster = told;
   heardMs = Date.now();
   at("link").textContent = `${cluster.is_of_now ? "live, from" : "connected to"} ${cluster.gateway}`;

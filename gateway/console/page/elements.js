@@ -42,7 +42,7 @@ export function barCell(title, used, limit, text) {
 
 // A pool is named by the models that it serves; by its own name, too, if another pool serves one of these.
 export function poolName(cluster, pool) {
-  const all = cluster.models_of_pools ?? {}; // an older gateway does not tell it
+  const all = cluster.models_of_pools;
   const names = all[pool] ?? [];
   if (names.length === 0) return pool ?? "–";
   const words = names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more` : names.join(", ");
@@ -50,7 +50,7 @@ export function poolName(cluster, pool) {
   return isShared ? `${words} (${pool})` : words;
 }
 
-const poolTitle = (cluster, pool) => `pool ${pool}: ${(cluster.models_of_pools?.[pool] ?? []).join(", ")}`;
+const poolTitle = (cluster, pool) => `pool ${pool}: ${(cluster.models_of_pools[pool] ?? []).join(", ")}`;
 export const inPool = (name, cluster, pool) => element(name, { class: "long", title: poolTitle(cluster, pool) }, poolName(cluster, pool));
 
 export function size(bytes) {
