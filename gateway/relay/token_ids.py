@@ -1,12 +1,7 @@
-"""The gateway's part in following engines older than vLLM 0.30, whose KV events name no session.
+"""Takes token ids out of an answer that the gateway has asked for, and its client has not.
 
-The agent of such an engine recognises a prompt by its token ids. So the gateway asks for them in requests that claimed
-keys, reads them from the answer, and takes them out again unless the client wanted them too.
-
-To drop support for these engines, delete this module and coordinator/agent/token_id_matching.py, the lines that name
-either of them, and what only they use: `Endpoint.returns_token_ids`, `wants_token_ids` of a body and of a Job,
-`Prompt.image_ids`, the argument `token_ids` of coordinator/pool/engine_feedback.py, and the doctor's finding
-`vllm-names-no-sessions`.
+Agents before version 0.2 follow engines before vLLM 0.30 by the token ids of prompts (mode `token_ids`). Requests that
+claim keys there ask for them. A stream that is to go on at another replica will need its own token ids, too.
 """
 
 from __future__ import annotations
