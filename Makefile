@@ -1,18 +1,4 @@
-# make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C; ARGS='--load mixed' sends it a gentle load
-# make test   the tests, with real Redis and real processes, in five minutes; ARGS=tests/api runs only these
-# make test-programs  tests that need more programs (openssl, Prometheus, …), and tests of scripts on Redis 6.2 and 7
-# make test-slow  more tests, in five minutes: soaks, benches, failovers of sentinels, a full Redis, discovery
-# make test-vllm  the tests on real vLLM, on CPUs; installs vLLM in the user's cache folder first (3.5 GB, once)
-# make test-vllm-suite  vLLM's own API tests, directly and through gateways, on CPUs; prints what differs, and why
-# make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
-# make test-fit      tests with real load balancers and a tracing backend; installs Caddy, Envoy, Traefik, Phoenix and Node first (1.4 GB, once)
-# make test-clients  tests of client libraries: broken streams, errors, ordinary calls; installs them first (0.8 GB, once)
-# make compose-test  starts the cluster of docker-compose.yml, uses it, disturbs it and takes it down; needs Docker
-# make bench-quick  compares KVGate's routing and cost with other routers, in eight minutes; makes a page with plots
-# make bench  all of these benchmarks and more, in hours, also on real vLLM; makes the page
-# make bench-faults  measures the effect of each fault on clients, in two hours; continues an interrupted run
-# make lock   writes the newest versions that pyproject.toml allows, with their hashes, for CI and for the image
-# make check  lint, format, types, length of functions, compose files: they must be clean before a commit
+# `make help` lists the commands of every day; CONTRIBUTING.md has all others.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,8 +30,22 @@ ROUTERS := sglang-router,vllm-router
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
 	bench-offload bench-offload-real bench-place bench-fleet-grid bench-store
 
-.PHONY: install up test test-programs test-slow test-vllm test-vllm-suite test-lmcache test-clients test-fit compose-test lock bench bench-quick bench-faults check $(MEASURED)
+define HELP
+make up           a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C; ARGS='--load mixed' sends it a gentle load
+make test         the tests, with real Redis and real processes; ARGS=tests/api runs only these
+make check        lint, format, types, length of functions, compose files: they must be clean before a commit
+make install      what these need, into .venv
+make bench-quick  compares routing and cost with other routers, in eight minutes; makes a page with plots
+make lock         writes the newest versions that pyproject.toml allows, with their hashes, for CI and for the image
+CONTRIBUTING.md has all others: tests with more programs, on real vLLM, of client libraries; benches.
+endef
+export HELP
+
+.PHONY: help install up test test-programs test-slow test-vllm test-vllm-suite test-lmcache test-clients test-fit compose-test lock bench bench-quick bench-faults check $(MEASURED)
 .DEFAULT_GOAL := install
+
+help:
+	@echo "$$HELP"
 
 install: $(INSTALLED)
 
