@@ -28,6 +28,7 @@ _NEWEST = 0.1
 """The part of the newest answer in the mean."""
 _LEAST_TOKENS = 16
 """An answer with fewer tokens in a choice tells little of the pace."""
+_LEARNS_EACH_S = 0.05
 _HIDDEN = 1.5
 """A pace that makes so many times the tokens that were seen is believed. Below, the two differ by chance."""
 _SHARED_STEPS = 2.0
@@ -42,16 +43,24 @@ class Charges:
         self._fleet = fleet
         self._tokens_per_s: dict[str, float] = {}
         """By pool: the pace of its answers, where engines do not tell theirs."""
+        self._learns_at_s = 0.0
+        """When to learn from an answer again (monotonic clock)."""
 
     def told(self, job: Job, ticket: Ticket, usage: Usage) -> None:
         """The engine has told what the answer took."""
         cached_tokens = ticket.matched_tokens if usage.cached_tokens is None else usage.cached_tokens
         uncached_tokens = usage.prompt_tokens - cached_tokens
         ticket.used = self._tenants.used(job.caller.tenant, uncached_tokens, usage.output_tokens)
-        if ticket.answered_s and usage.output_tokens >= _LEAST_TOKENS * job.choices and not self._engines_pace(ticket):
+        if ticket.answered_s > self._learns_at_s and usage.output_tokens >= _LEAST_TOKENS * job.choices:
+            self._learn_pace(job, ticket, usage.output_tokens, uncached_tokens)
+
+    def _learn_pace(self, job: Job, ticket: Ticket, output_tokens: int, uncached_tokens: int) -> None:
+        """A few answers a second are enough to know the pace of engines that do not tell theirs."""
+        self._learns_at_s = ticket.answered_s + _LEARNS_EACH_S
+        if not self._engines_pace(ticket):
             seconds, pool = job.choices * self._waited_s(job, ticket, uncached_tokens), job.served.pool
             if seconds > 0:
-                pace = usage.output_tokens / seconds
+                pace = output_tokens / seconds
                 mean = self._tokens_per_s.get(pool, pace)
                 self._tokens_per_s[pool] = mean + _NEWEST * (pace - mean)
 

@@ -76,7 +76,8 @@ class Proxy:
         try:
             caller = await identify(exchange) if identify else self._keyring.identify(exchange.headers)
             reply.trace = self._tracing.begin(exchange.headers)  # not before: a traceparent is obeyed
-            _refuse_websocket(exchange)
+            if "sec-websocket-key" in exchange.headers:
+                raise _no_websocket()
             self._reader.paths.refuse(exchange.path)
             slot = self._admission.admit(holder_of(caller, exchange.peer))
             await self._serve(exchange, reply, caller, slot)
@@ -108,15 +109,16 @@ class Proxy:
             self._recorder.note(exchange, endpoint, reply, caller, duration_s)
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
-        """The whole body. Most bodies have arrived already."""
-        if exchange.has_body:
-            return accept_body(slot, exchange.headers, exchange.take())
+        """The whole body of a request that is still arriving."""
         rate = self._admission.limits.min_body_bytes_per_s
         return await receive_body(slot, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
 
     async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, slot: AdmissionSlot) -> None:
         """Reads the request and runs its attempts. If the client hangs up, it stops at once, and the replica aborts."""
-        body = await self._receive(slot, exchange)
+        if exchange.has_body:  # as most have
+            body = accept_body(slot, exchange.headers, exchange.take())
+        else:
+            body = await self._receive(slot, exchange)
         slot.begin()
         if exchange.is_gone:
             raise ClientGone
@@ -124,7 +126,8 @@ class Proxy:
         try:
             job = await self._reader.read(exchange, reply.request_id, caller, slot, body)
             del body  # only the job's body still counts as held
-            await self._objects.pin(job)
+            if job.refers_to or job.endpoint.prompt is None:  # most requests can name no stored object
+                await self._objects.pin(job)
             await self._attempts.run(job, reply)
         except asyncio.CancelledError:
             if exchange.is_gone:
@@ -150,8 +153,7 @@ class Proxy:
             metrics.tokens.inc("output", model, tenant, by=usage.output_tokens)
 
 
-def _refuse_websocket(exchange: Exchange) -> None:
-    """Raises a 426 for a client that would rather have a WebSocket: it makes Codex and others use HTTP at once."""
-    if "sec-websocket-key" in exchange.headers:
-        message = "WebSockets are not passed on; send this request by HTTP."
-        raise ApiError(426, "upgrade_not_possible", message, headers={"upgrade": "HTTP/1.1"})
+def _no_websocket() -> ApiError:
+    """A 426 for a client that would rather have a WebSocket: it makes Codex and others use HTTP at once."""
+    message = "WebSockets are not passed on; send this request by HTTP."
+    return ApiError(426, "upgrade_not_possible", message, headers={"upgrade": "HTTP/1.1"})
