@@ -54,9 +54,10 @@ def ask(url: str, **fields: object) -> httpx.Response:
     return httpx.post(f"{url}{CHAT}", json=chat_body(fresh(), **fields), timeout=30, trust_env=False)
 
 
-def metric(gateway: str, start: str) -> float:
+def metric(gateway: str, start: str, label: str = "") -> float:
+    """The sum of the series that begin so, and have this label."""
     lines = httpx.get(f"{gateway}/metrics", trust_env=False).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(start))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(start) and label in line)
 
 
 def hung_up(cluster: Cluster) -> float:
@@ -66,7 +67,7 @@ def hung_up(cluster: Cluster) -> float:
 
 def served(cluster: Cluster) -> float:
     """How many requests the first gateway has answered."""
-    return metric(cluster.gateway_urls[0], f'kvgate_requests_total{{path="{CHAT}"')
+    return metric(cluster.gateway_urls[0], "kvgate_requests_total{", f'path="{CHAT}"')
 
 
 def asked(url: str) -> set[str]:
