@@ -69,7 +69,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster
 def pytest_configure() -> None:
     watch_this_run()
     forked.use_it()
-    cluster.command_of = forked.command_of
+    of_others = cluster.command_of
+    cluster.command_of = lambda pid: forked.command_of(pid) or of_others(pid)
 
 
 @pytest.hookimpl(wrapper=True)

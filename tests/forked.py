@@ -134,15 +134,13 @@ def _ask(path: str) -> None:
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
 
-def command_of(pid: int) -> tuple[list[str], dict[str, str]]:
-    """The command line of a process, and the environment that it was started with."""
+def command_of(pid: int) -> tuple[list[str], dict[str, str]] | None:
+    """The command line of a process that was forked, and its environment; None if it was not."""
     file = Path(_server).with_name(str(pid))
-    if file.exists():
-        told = json.loads(file.read_text())
-        return told["command"], told["env"]
-    strings = (Path(f"/proc/{pid}/{name}").read_text().split("\0")[:-1] for name in ("cmdline", "environ"))
-    command, environ = strings
-    return command, dict(pair.split("=", 1) for pair in environ)
+    if not file.exists():
+        return None
+    told = json.loads(file.read_text())
+    return told["command"], told["env"]
 
 
 def _serve(path: str) -> None:

@@ -94,7 +94,7 @@ class EngineSession:
         self._outage = Outage()
         self._delay = EventDelay()
         self._restatement: Restatement | None = None
-        """That has not ended yet: the map may have missed something."""
+        """The one that is under way. Until it ends, the map may lack something."""
         self._restating = 1
         """How many agents of the pool say everything again."""
         self._state = ""
@@ -208,7 +208,7 @@ class EngineSession:
 
     def _queue(self, transitions: list[Transition], happened_s: float) -> None:
         self._tiers.note(transitions)
-        if transitions and self.store is not None and self._handover is None:  # else they are said again
+        if transitions and self._published_to() is not None:  # else they are said again
             if not self._pending:
                 self._oldest_s = happened_s
             self._pending += transitions
@@ -218,24 +218,28 @@ class EngineSession:
         self._restatement = Restatement(self.residency, asyncio.get_running_loop().time(), self._intake.agents)
         self._pending.clear()
 
+    def _published_to(self) -> AgentStore | None:
+        """Where changes are published; None while Redis is away, or the last agent's knowledge is not taken over."""
+        return self.store if self._handover is None else None
+
     def _piece_due_s(self) -> float:
         """When to go on with the restatement (event loop time)."""
-        may_publish = self.store is not None and self._handover is None
-        return self._restatement.due_s if self._restatement is not None and may_publish else inf
+        return self._restatement.due_s if self._restatement is not None and self._published_to() is not None else inf
 
     async def _flush(self) -> None:
         """Publish what changed, and a piece of everything if the map may have missed something."""
-        if self.store is None or self._handover is not None:
+        store = self._published_to()
+        if store is None:
             return
         try:
             if self._pending:
-                await self._publish_pending(self.store)
+                await self._publish_pending(store)
             now_s, again = asyncio.get_running_loop().time(), self._restatement
             if again is not None and now_s >= again.due_s:
-                is_over = await again.publish_piece(self.store, self.seq, now_s, self._restating)
+                is_over = await again.publish_piece(store, self.seq, now_s, self._restating)
                 if is_over and self._restatement is again:
                     self._restatement = None
-            await self._tiers.publish(self.store)
+            await self._tiers.publish(store)
         except StoreError as error:
             await self._store_lost(error)
 

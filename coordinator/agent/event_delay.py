@@ -21,7 +21,7 @@ class EventDelay:
         self._slowest_s = max(self._slowest_s, delay_s)
 
     def figures(self, now_s: float, untold_s: float = 0.0) -> dict[str, float]:
-        """As they stand in the record of the engine's counters. For `untold_s`, the map may have missed something."""
+        """As they stand in the record of the engine's counters. `untold_s`: for so long the map may lack something."""
         self._turn(now_s)
         slowest_s = max(self._slowest_s, self._slowest_before_s, untold_s)
         return {"event_delay_s": round(slowest_s, 4), "key_transitions": self._transitions}

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import structlog
 
 from coordinator.pool.pool import Pool
-from coordinator.registry import pairs, readable
+from coordinator.registry import is_number, pairs, readable
 
 _log = structlog.get_logger("kvgate.chores")
 
 _ENTRIES = 2
 """The most that are applied in one piece: an older agent's entry has up to 200 transitions, a ms of Redis' time."""
 _CURSOR = re.compile(r"[0-9]{1,15}-[0-9]{1,15} [0-9]{1,15}")
-_NUMBER = re.compile(r"[0-9]{1,15}")
 _LINE = re.compile(
     r"\+ [0-9a-f]{32} [0-9]{1,15} [0-9]{1,15} [a-z]+ [0-9a-f]{1,16}|- [0-9a-f]{32}|reset|floor (?P<floor>[0-9]{1,15})"
 )
@@ -99,7 +98,7 @@ def _entry(stream_id: str, flat: list[bytes]) -> _Entry:
     fields = pairs(flat)
     lines = fields["transitions"].split("\n")
     read = [_LINE.fullmatch(line) for line in lines]
-    if not _NUMBER.fullmatch(fields["n"]) or not all(
+    if not is_number(fields["n"]) or not all(
         line is not None and int(line["floor"] or 0) <= int(fields["n"]) for line in read
     ):
         raise ValueError("no entry of an agent's")

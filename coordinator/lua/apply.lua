@@ -22,31 +22,24 @@ check_hashes(owned_tokens_key, asks_key)
 redis.call('ZCARD', held_key)
 local cursor, last, is_lost = cursor_of(cursors_key, replica)
 local record = redis.call('HGET', replicas_key, replica)
-local life, since_ms, floor, url = string.match(record or '', '^(%S+ %S+ %d+) (%d+) (%d+) (%S+)')
-if cursor ~= known_cursor or (record and life == nil) then
+local _, current, since_ms, floor = parts_of(record)
+if cursor ~= known_cursor or (record and current == nil) then
   return 0
 end
 if is_lost then
   tell(cursors_key, replica)
 end
 redis.call('HSET', cursors_key, replica, stream_id .. ' ' .. number)
-if incarnation ~= string.match(life or '', '^%S+') then
+if incarnation ~= current then
   return 1
 end
 if tonumber(number) ~= last + 1 then
   floor = math.max(tonumber(floor), tonumber(number))
-  if not redis.call('HGET', asks_key, replica) then
-    redis.call('HSET', asks_key, replica, 'restate')
-  end
+  ask_again(asks_key, replica)
 end
 local entry = {
   replica = replica, incarnation = incarnation, since_ms = tonumber(since_ms), number = tonumber(number),
-  number_text = number,
 }
 local lines, own_keys = { unpack(ARGV, TRANSITIONS_OFFSET + 1) }, { unpack(KEYS, OWN_OFFSET + 1) }
-local new_floor = apply_transitions(entry, lines, own_keys, tonumber(floor), owned_tokens_key, held_key)
-local changed = string.format('%s %s %d %s', life, since_ms, new_floor, url)
-if changed ~= record then
-  redis.call('HSET', replicas_key, replica, changed)
-end
+apply_entry(entry, record, floor, lines, own_keys, owned_tokens_key, held_key, replicas_key)
 return 1

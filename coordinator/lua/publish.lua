@@ -26,8 +26,7 @@
 local record = redis.call('HGET', agents_key, replica) or ''
 local holder = string.match(record, '^(%S+) %S+ %d+ %S+ %S+ %S+ %S')
 local registered = redis.call('HGET', replicas_key, replica)
-local life, since_ms, floor, url = string.match(registered or '', '^(%S+ %S+ %d+) (%d+) (%d+) (%S+)')
-local current = string.match(life or '', '^%S+')
+local _, current, since_ms, floor = parts_of(registered)
 local has_published = last_entry ~= 0 -- then this agent's record was there, and is lost
 if (holder == nil and has_published) or (registered and current == nil) then
   return -1
@@ -54,22 +53,15 @@ if is_lost then
 end
 if applied ~= last_entry then -- an older agent said what no gateway has applied: all said before this is void
   floor = number_text
-  if not restates and not redis.call('HGET', asks_key, replica) then
-    redis.call('HSET', asks_key, replica, 'restate')
+  if not restates then
+    ask_again(asks_key, replica)
   end
 end
 redis.call('HSET', cursors_key, replica, id .. ' ' .. number_text)
 
-local entry = {
-  replica = replica, incarnation = incarnation, since_ms = tonumber(since_ms), number = number,
-  number_text = number_text,
-}
+local entry = { replica = replica, incarnation = incarnation, since_ms = tonumber(since_ms), number = number }
 local own_keys = { unpack(KEYS, OWN_OFFSET + 1) }
-local new_floor = apply_transitions(entry, lines, own_keys, tonumber(floor), owned_tokens_key, held_key)
-local changed = string.format('%s %s %d %s', life, since_ms, new_floor, url)
-if changed ~= registered then
-  redis.call('HSET', replicas_key, replica, changed)
-end
+apply_entry(entry, registered, floor, lines, own_keys, owned_tokens_key, held_key, replicas_key)
 if seq ~= '' then
   redis.call('HSET', agents_key, replica, (string.gsub(record, '%S+$', seq)))
 end

@@ -11,7 +11,9 @@ import redis.asyncio as redis
 
 from coordinator.agent.agent_store import AgentStore, Attended, Vitals, _line
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
+from coordinator.chores.older_agents import unapplied
 from coordinator.errors import StoreDown
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
 from tests.polling import eventually
 
@@ -99,6 +101,13 @@ async def say_as_an_older_agent(client: redis.Redis, transitions: Sequence[Trans
     lines = "\n".join(map(_line, transitions))
     entry = {"n": number, "inc": "life1", "at_ms": await now_ms(client), "transitions": lines}
     await client.xadd(KEYS.events(name), entry)
+
+
+async def apply_older(pool: Pool, replicas: Sequence[str]) -> None:
+    """Does what the chores do for older agents, until nothing is left."""
+    for chore in await unapplied(pool, replicas):
+        while not await chore.do_piece():
+            pass
 
 
 async def counted_tokens(client: redis.Redis, holding_only: bool = False) -> dict[str, int]:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
-from coordinator.chores.older_agents import unapplied
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement
@@ -19,6 +18,7 @@ from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, 
 from tests.coordinator.stream import (
     RESET,
     Stream,
+    apply_older,
     attend,
     counted_tokens,
     gains,
@@ -120,9 +120,7 @@ class Books:
             link._entries = (link._entries or 0) + 1
 
     async def apply(self) -> None:
-        for chore in await unapplied(self._pool, REPLICAS):
-            while not await chore.do_piece():
-                pass
+        await apply_older(self._pool, REPLICAS)
 
     async def restate(self, name: str, keys: list[str], first: int) -> None:
         await self._streams[name].say_all(gains(keys, first), 0)

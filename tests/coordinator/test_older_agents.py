@@ -8,16 +8,9 @@ from coordinator.chores.older_agents import unapplied
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, dump, hash_of, numbers, owners, replica
-from tests.coordinator.stream import RESET, Stream, attend, gains, losses, say_as_an_older_agent
+from tests.coordinator.stream import RESET, Stream, apply_older, attend, gains, losses, say_as_an_older_agent
 
 MAP = ("*:own:*", "*:owned_tokens", "*:held:*", "*:replicas")
-
-
-async def apply_all(pool: Pool) -> None:
-    """Does what the chores do, until nothing is left."""
-    for chore in await unapplied(pool, ["r0", "r1"]):
-        while not await chore.do_piece():
-            pass
 
 
 async def test_the_chores_apply_it(stream: Stream, pool: Pool, client: redis.Redis) -> None:
@@ -31,9 +24,9 @@ async def test_the_chores_apply_it(stream: Stream, pool: Pool, client: redis.Red
 
 async def test_nothing_is_applied_twice(stream: Stream, pool: Pool, client: redis.Redis) -> None:
     await say_as_an_older_agent(client, gains(chain(1)))
-    await apply_all(pool)
+    await apply_older(pool, ["r0", "r1"])
     before = await dump(client, "kvgate:*")
-    await apply_all(pool)
+    await apply_older(pool, ["r0", "r1"])
     assert await dump(client, "kvgate:*") == before
     cursor = (await hash_of(client, KEYS.cursors))["r0"]
     arguments = {"stream_id": cursor.split(" ")[0], "number": "1", "incarnation": "life1"}
@@ -47,7 +40,7 @@ async def test_what_an_agent_of_this_version_says_needs_no_chores(
 ) -> None:
     await stream.say(*gains(chain(1)))
     before = await dump(client, *MAP, "*:cursors")
-    await apply_all(pool)
+    await apply_older(pool, ["r0", "r1"])
     assert await dump(client, *MAP, "*:cursors") == before
 
 
@@ -57,7 +50,7 @@ async def test_entries_that_the_cap_cut_off_void_what_was_said_before(
     for number in range(3):
         await say_as_an_older_agent(client, gains(chain(number)))
     await client.xtrim(KEYS.events("r0"), maxlen=1, approximate=False)
-    await apply_all(pool)
+    await apply_older(pool, ["r0", "r1"])
     assert (await attend(stream.link)).asked == "restate"
     assert (await pool.beat()).replicas["r0"].floor == 3
 
@@ -67,7 +60,7 @@ async def test_an_entry_that_no_agent_wrote_is_taken_out_and_what_follows_is_app
 ) -> None:
     await client.xadd(KEYS.events("r0"), {"n": "one"})
     await say_as_an_older_agent(client, gains(chain(1)))
-    await apply_all(pool)
+    await apply_older(pool, ["r0", "r1"])
     assert list(await owners(client, chain(1)[0])) == ["r0"]
     assert await client.xlen(KEYS.events("r0")) == 1
 
@@ -76,7 +69,7 @@ async def test_an_entry_of_a_past_life_only_moves_the_cursor(stream: Stream, poo
     await say_as_an_older_agent(client, [RESET])
     await pool.register(replica("r0", "life2"))
     before = await dump(client, *MAP)
-    await apply_all(pool)
+    await apply_older(pool, ["r0", "r1"])
     assert await dump(client, *MAP) == before
     assert (await hash_of(client, KEYS.cursors))["r0"].endswith(" 1")
 

@@ -1,6 +1,5 @@
 -- Puts what an entry of a replica's stream says into the map. `entry` has the replica, its incarnation, since when that
--- counts (`since_ms`), the entry's number, its transitions (lines, see publish) and their own:<key>, one for each line
--- that names a key. Returns the replica's floor after it.
+-- counts (`since_ms`), and the entry's number.
 
 -- include owned
 -- include parts
@@ -28,7 +27,7 @@ local function become_resident(entry, own_key, line, owned_tokens_key, now_text)
     end
   end
   write_counted(owned_tokens_key, '', own_key, entry.replica, table.concat(
-    { entry.incarnation, 'resident', medium, span, hits, used, entry.number_text, tokens, block_hash }, ' '))
+    { entry.incarnation, 'resident', medium, span, hits, used, string.format('%d', entry.number), tokens, block_hash }, ' '))
   return tonumber(span) - counted, used
 end
 
@@ -42,6 +41,22 @@ local function evict(entry, own_key, owned_tokens_key)
   end
 end
 
+-- The agent is to say everything again, unless it is asked for something already.
+local function ask_again(asks_key, replica)
+  if not redis.call('HGET', asks_key, replica) then
+    redis.call('HSET', asks_key, replica, 'restate')
+  end
+end
+
+-- The parts of a replica's record: its incarnation, state and capacity (`life`), its incarnation alone, since when that
+-- counts, its floor, its URL; nil if the record cannot be read.
+local function parts_of(record)
+  local life, since_ms, floor, url = string.match(record or '', '^(%S+ %S+ %d+) (%d+) (%d+) (%S+)')
+  return life, string.match(life or '', '^%S+'), since_ms, floor, url
+end
+
+-- Changes the map by these lines (see publish), with their own:<key>, one for each line that names a key. Returns the
+-- replica's floor after them.
 local function apply_transitions(entry, lines, own_keys, floor, owned_tokens_key, held_key)
   local void, owned, index = last_reset(lines), 0, 0
   local now_text = string.format('%d', math.max(now_ms(), entry.since_ms))
@@ -79,4 +94,14 @@ local function apply_transitions(entry, lines, own_keys, floor, owned_tokens_key
     add(owned_tokens_key, entry.replica, owned)
   end
   return floor
+end
+
+-- Applies an entry, and writes the floor into the replica's record if it has moved.
+local function apply_entry(entry, record, floor, lines, own_keys, owned_tokens_key, held_key, replicas_key)
+  local new_floor = apply_transitions(entry, lines, own_keys, tonumber(floor), owned_tokens_key, held_key)
+  local life, _, since_ms, _, url = parts_of(record)
+  local changed = string.format('%s %s %d %s', life, since_ms, new_floor, url)
+  if changed ~= record then
+    redis.call('HSET', replicas_key, entry.replica, changed)
+  end
 end
