@@ -465,28 +465,20 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
         return Exhausted(reply[3].decode(), reply[2], _numbers(reply[4]))
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
+    # Unpacked, and given by position: a third of the time that 21 names take.
+    _, replica, incarnation, url, why, matched_keys, matched_tokens, claimed_from, touch, last_use_ms, *rest = reply
+    backlog_tokens, kind, entry, placed_ms, mode, report, stored_keys, stored_tokens, passed_over, left, *costs = rest
     return Placement(
-        replica=str(reply[1], "utf-8", "replace"),  # a script can only choose among what is there
-        incarnation=str(reply[2], "utf-8", "replace"),
-        url=str(reply[3], "utf-8", "replace"),
-        why=reply[4].decode(),
-        matched_keys=reply[5],
-        matched_tokens=reply[6],
-        claimed_from=reply[7],
-        touch=reply[8] == 1,
-        last_use_ms=reply[9],
-        backlog_tokens=reply[10],
-        matched_kind=reply[11].decode(),
-        matched_entry=str(reply[12], "utf-8", "replace"),
-        placed_ms=reply[13],
-        mode=str(reply[14], "utf-8", "replace"),
-        report=reply[15] == 1,
-        stored_keys=reply[16],
-        stored_tokens=reply[17],
-        passed_over_tokens=reply[18],
-        left=_numbers(reply[19]) if reply[19] else (),
-        costs=reply[20] if len(reply) > 20 else b"",  # another version may have granted it
-    )
+        _text(replica), _text(incarnation), _text(url), why.decode(), matched_keys, matched_tokens,
+        claimed_from, touch == 1, last_use_ms, backlog_tokens, kind.decode(), _text(entry), placed_ms, _text(mode),
+        report == 1, stored_keys, stored_tokens, passed_over, _numbers(left) if left else (),
+        costs[0] if costs else b"",  # none if an older version has granted it
+    )  # fmt: skip
+
+
+def _text(told: bytes) -> str:
+    """A script can only choose among what is there, and somebody may have written that by hand."""
+    return told.decode("utf-8", "replace")
 
 
 def _numbers(text: bytes) -> tuple[int, ...]:

@@ -102,7 +102,8 @@ class Reply:
 
     def note(self, ticket: Ticket, visible: bool) -> None:
         """Adds the headers of the decision behind this answer, if the caller may see them."""
-        self.receipt = [(name.encode(), value.encode()) for name, value in ticket.limit_headers.items()]
+        limits = ticket.limit_headers
+        self.receipt = [(name.encode(), value.encode()) for name, value in limits.items()] if limits else []
         if visible:
             self.receipt += [
                 (b"x-kvgate-replica", ticket.replica.encode()),

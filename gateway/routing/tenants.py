@@ -33,6 +33,7 @@ class Tenants:
         self._queue = settings.queue
         self._bands = bands_of(settings)
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
+        self._wait_ms, self._starve_ms = int(self._queue.wait_s * 1000), int(self._queue.starve_s * 1000)
         self._output_tokens: dict[str, float] = {}
         """Means, by tenant."""
         self._long_tokens: dict[str, float] = {}
@@ -43,19 +44,12 @@ class Tenants:
         than `max_output_tokens`."""
         name = tenant or NOBODY
         known = self._tenants.get(name, _UNLISTED)
-        rank, room_share = self._bands[known.priority or self._queue.default_band]
-        output_tokens = self._mean_output_tokens(name)
-        if max_output_tokens is not None:
-            output_tokens = min(output_tokens, max_output_tokens)
-        standing = Standing(
-            band=rank,
-            tenant=name,
-            weight=known.weight,
-            output_tokens=round(self._queue.output_weight * output_tokens),
-            since_ms=since_ms,
-            wait_ms=int(self._queue.wait_s * 1000),
-            starve_ms=int(self._queue.starve_s * 1000),
-        )
+        band, room_share = self._bands[known.priority or self._queue.default_band]
+        output_tokens = self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
+        if max_output_tokens is not None and max_output_tokens < output_tokens:
+            output_tokens = max_output_tokens
+        charge_tokens = round(self._queue.output_weight * output_tokens)
+        standing = Standing(band, name, known.weight, charge_tokens, since_ms, self._wait_ms, self._starve_ms)
         return room_share, standing
 
     def limits_of(
@@ -83,9 +77,6 @@ class Tenants:
             tokens, concurrency = tokens if max_output_tokens is not None else 0, 0
         return TenantLimits(concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0, tokens, most_tokens)
 
-    def _mean_output_tokens(self, name: str) -> float:
-        return self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
-
     def used(self, tenant: str | None, uncached_tokens: int, output_tokens: int) -> Used:
         """What a tenant's answer took."""
         name = tenant or NOBODY
@@ -93,7 +84,7 @@ class Tenants:
             self._output_tokens.clear()
             self._long_tokens.clear()
         if output_tokens:  # embeddings tell nothing of how long answers are
-            mean = self._mean_output_tokens(name)
+            mean = self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
             self._output_tokens[name] = mean + _NEWEST * (output_tokens - mean)
             long = self._long_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
             is_longer = output_tokens > long
