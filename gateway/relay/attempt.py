@@ -131,7 +131,7 @@ class Attempts:
                 if failure is None:
                     return
                 reply.trace.failed(failure.reason)
-                ticket.used = NOTHING
+                self._failed(ticket, failure)
                 if failure.reason != ASLEEP:
                     failures.append(failure)
                     continue
@@ -177,12 +177,27 @@ class Attempts:
         reason = failures[-1].reason
         if reason in ("refused", "unreachable", ABORTED) or is_refusal(failures[-1]):
             return True  # placements soon avoid such a replica, so these retries end by themselves
-        if not self._fleet.is_ready(tickets[-1].replica):
+        replica = tickets[-1].replica
+        if not self._fleet.is_ready(replica):
             return True
+        if self._router.errs_in_a_row(replica) and self._has_sound_one(job, tried):
+            return True  # it fails everybody: its breaker opens soon
         if self._budget.take(time.monotonic()):
             return True
         self._metrics.retries_withheld.inc()
         return False
+
+    def _failed(self, ticket: Ticket, failure: Failure) -> None:
+        """An attempt has failed. Whether by the replica's fault, a comparison with another replica tells later."""
+        ticket.used = NOTHING
+        if failure.is_error:
+            self._router.erred(ticket.replica)
+
+    def _has_sound_one(self, job: Job, tried: Collection[str]) -> bool:
+        """Whether a ready replica is left that does not answer each request with an error. If all do, retries would
+        only add to the load."""
+        left = (name for name in job.could_serve() if name not in tried)
+        return any(self._fleet.is_ready(name) and not self._router.errs_in_a_row(name) for name in left)
 
     def _tried(self, job: Job, tickets: Sequence[Ticket]) -> list[str]:
         """The replicas not to ask: those that were asked, and those that this gateway cannot reach."""
@@ -262,6 +277,7 @@ class Attempts:
                 await self._relay.whole(job, ticket, reply, answer, said.document)
             else:
                 await self._relayed(job, ticket, reply, answer, held, said if streamed else None)
+            self._router.ended_well(ticket)
             return None
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
@@ -400,7 +416,7 @@ class Attempts:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.
         But a replica that sleeps is well, one that only this gateway cannot reach stays in use for others, and one that
         is dead is out of use already: it may only be busy."""
-        if not failure.status and failure.reason not in ("unreachable", "dead", ASLEEP):
+        if not failure.status and failure.is_error:
             self._router.failed(ticket)
         self._fleet.recheck(ticket.replica)
         return failure

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from coordinator.registry import ASLEEP
 from gateway.errors import ApiError
 from gateway.relay.endings import ABORTED
 from gateway.relay.own_refusals import REFUSALS
@@ -50,6 +51,13 @@ class Failure:
     def is_pause(self) -> bool:
         """Whether the engine answered that it is paused, or that it was told to abort. Then it is well."""
         return self.reason == ABORTED or (self.status == _UNAVAILABLE and _PAUSED in (self.body or b""))
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the replica answered that it failed, or did not answer although it was in use."""
+        if self.status:
+            return self.is_server_error and not self.is_pause
+        return self.reason not in ("unreachable", "dead", ASLEEP)
 
 
 def is_refusal(failure: Failure) -> bool:

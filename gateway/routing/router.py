@@ -372,8 +372,19 @@ class Router:
 
     def failed(self, ticket: Ticket) -> None:
         """The replica itself failed: reports that to its shared breaker."""
-        unreported = self._outcomes_of(ticket.replica).failed(time.monotonic())
-        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", self._breaker, unreported)
+        outcomes = self._outcomes_of(ticket.replica)
+        unreported = outcomes.failed(time.monotonic())
+        knobs = replace(self._breaker, error_rate=0.0) if outcomes.errs_in_a_row else self._breaker
+        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", knobs, unreported)
+
+    def erred(self, replica: str) -> None:
+        """The replica answered with a server error, or not at all. Whose fault that is, is not known yet."""
+        self._outcomes_of(replica).erred()
+
+    def errs_in_a_row(self, replica: str) -> bool:
+        """Whether it answers each request of this gateway with an error, as it did not before."""
+        outcomes = self._outcomes.get(replica)
+        return outcomes is not None and outcomes.errs_in_a_row
 
     def broke_off(self, ticket: Ticket) -> None:
         """The replica failed in the middle of an answer, which was counted as a success when it began."""
@@ -386,6 +397,12 @@ class Router:
         fleet = ticket.pool.state
         if fleet is not None and fleet.open_until_ms.get(ticket.replica):
             ticket.pool.report(ticket.replica, ticket.incarnation, "success", self._breaker)
+
+    def ended_well(self, ticket: Ticket) -> None:
+        """The replica's answer is complete."""
+        outcomes = self._outcomes.get(ticket.replica)
+        if outcomes is not None:
+            outcomes.ended_well()
 
     def _outcomes_of(self, replica: str) -> ReplicaOutcomes:
         outcomes = self._outcomes.get(replica)

@@ -12,6 +12,7 @@ from bench.cluster import Cluster
 from tests.api.stage import Stage, chat_body, running_gateway, running_sims, text
 from tests.polling import wait_until
 
+BREAKER_FAILURES = 3
 ROUND_ROBIN = {"x-kvgate-policy": "round_robin"}
 
 
@@ -21,7 +22,7 @@ def spent(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator
     config = {
         "retries": {"budget_percent": 0, "budget_min_retries": 0},
         "policy": {"allow_header": True},
-        "health": {"failures": 1000},
+        "health": {"failures": 1000, "breaker_failures": BREAKER_FAILURES},
     }
     with (
         running_sims(tmp_path, {"b0": arguments, "b1": arguments}) as sims,
@@ -41,10 +42,19 @@ def statuses(stage: Stage, count: int) -> list[int]:
 def test_a_failure_passes_through_when_the_budget_is_spent_and_opens_no_breaker(spent: Stage) -> None:
     """Without a retry the gateway cannot tell whether the replica or the request is at fault. Otherwise a client could
     spend the budget first and then open breakers."""
-    spent.sims[0].fail("error", status=500, count=-1)
-    assert sorted(statuses(spent, 20)) == [200] * 10 + [500] * 10
-    assert spent.sample("kvgate_retries_withheld_total") == 10
+    spent.sims[0].fail("error", status=500, count=2)
+    assert sorted(statuses(spent, 20)) == [200] * 18 + [500] * 2
+    assert spent.sample("kvgate_retries_withheld_total") == 2
     assert spent.sample("kvgate_retries_total") == 0
+    assert spent.sample("kvgate_breaker_open") == 0
+
+
+def test_a_replica_that_fails_everybody_is_left_without_a_budget_although_it_was_well_before(spent: Stage) -> None:
+    """An engine whose process has died answers 500 at once, so it would draw requests on and on."""
+    assert statuses(spent, 40) == [200] * 40
+    spent.sims[0].fail("error", status=500, count=-1)
+    assert statuses(spent, 40).count(500) == BREAKER_FAILURES - 1
+    wait_until(lambda: spent.sample("kvgate_breaker_open", replica="b0"))
 
 
 def test_a_connection_that_is_refused_costs_no_budget(spent: Stage) -> None:

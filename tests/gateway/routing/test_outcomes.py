@@ -41,6 +41,37 @@ def test_a_replica_is_suspected_by_the_rule_of_the_shared_breakers() -> None:
     assert not outcomes.is_suspect(1020.0), "one, the others are too long ago"
 
 
+def test_errors_in_a_row_outweigh_what_ended_well_before() -> None:
+    outcomes = ReplicaOutcomes(KNOBS)
+    for n in range(100):
+        outcomes.succeeded(1000.0 + n / 100)
+    for n in range(3):
+        assert not outcomes.errs_in_a_row, n
+        outcomes.erred()
+        outcomes.failed(1001.0)
+    assert outcomes.errs_in_a_row
+    assert outcomes.is_suspect(1001.0)
+    outcomes.succeeded(1001.1)
+    assert not outcomes.errs_in_a_row
+
+
+def test_answers_that_break_off_in_a_row_outweigh_them_too() -> None:
+    """Each has begun well."""
+    outcomes = ReplicaOutcomes(KNOBS)
+    for n in range(100):
+        outcomes.succeeded(1000.0 + n / 100)
+        outcomes.ended_well()
+    for _ in range(3):
+        outcomes.succeeded(1001.0)
+        outcomes.broke_off(1001.0)
+        outcomes.failed(1001.0)
+    assert outcomes.is_suspect(1001.0)
+    outcomes.succeeded(1001.1)
+    assert outcomes.errs_in_a_row, "it has only begun"
+    outcomes.ended_well()
+    assert not outcomes.errs_in_a_row
+
+
 def test_a_suspicion_ends_with_an_answer() -> None:
     outcomes = ReplicaOutcomes(KNOBS)
     for _ in range(3):
