@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import httptools
 import orjson
 
 from bench.fleet.engine import LightSequence
+from bench.fleet.replica import LightReplica, whole
 from gateway.simulator import fields
 from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer
 from gateway.simulator.chat_template import render_chat
@@ -27,21 +28,10 @@ from gateway.simulator.prompt import EnginePrompt, PromptBuilder
 from gateway.simulator.sampling import check_sampling, token_limit
 from gateway.simulator.sequence import EventTag
 
-if TYPE_CHECKING:
-    from bench.fleet.replicas import LightReplica
-
-_JSON = b"application/json"
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nx-request-id: %b\r\nx-light-replica: %b\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-_REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 503: b"Service Unavailable"}
-
-
-def whole(status: int, body: bytes, kind: bytes = _JSON, more: bytes = b"") -> bytes:
-    """A complete answer. `more` has further lines of its head, each with its line end."""
-    head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n"
-    return head % (status, _REASONS.get(status, b"Error"), kind, len(body), more) + body
 
 
 def _chunk(data: bytes) -> bytes:
@@ -59,10 +49,10 @@ class Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._replica.connections.add(self)
+        self._replica.connections.add(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._replica.connections.discard(self)
+        self._replica.connections.discard(self._transport)
         if self._idle is not None:
             self._idle.cancel()
         if self._answering is not None:
@@ -73,9 +63,6 @@ class Exchange(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.close()
-
-    def close(self) -> None:
-        self._transport.abort()
 
     # -- httptools -----------------------------------------------------------------------------------------------
 

@@ -12,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.fleet.exchange import Exchange
 from bench.fleet.gateways import NotReady
-from bench.fleet.replicas import LightReplica, replica_url
+from bench.fleet.replica import LightReplica
+from bench.fleet.replicas import address_of, replica_url
 from bench.fleet.settings import LightSettings
 from bench.fleet.stage import stage
 from gateway.ops.local.ports import free_ports
@@ -51,8 +53,8 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 async def light() -> AsyncIterator[str]:
     """The URL of a light replica."""
     (port,) = free_ports(1)
-    replica = LightReplica(0, port, LightSettings(num_blocks=BLOCKS, speed=SPEED))
-    await replica.start()
+    replica = LightReplica(0, address_of(0), port, LightSettings(num_blocks=BLOCKS, speed=SPEED))
+    await replica.start(Exchange)
     yield replica_url(0, port)
     await replica.stop()
 
