@@ -99,6 +99,18 @@ HANG = Fault(
 )
 
 
+async def _fail(stage: Stage) -> None:
+    """An engine whose process has died answers so, until somebody starts its server again. No request may fail."""
+    await stage.fail("r0", "error", count=-1)
+    await asyncio.sleep(LASTS_S)
+    await stage.fail("r0", "none")
+
+
+FAILS = Fault(
+    Component.REPLICA, f"a replica answers every request with a 500 for {LASTS_S:g} s; its /health stays good", _fail
+)
+
+
 async def _roll(stage: Stage) -> None:
     """Follows docs/operations.md. Redis is left alone."""
     for number, gateway in enumerate(stage.gateways):

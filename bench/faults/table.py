@@ -10,6 +10,7 @@ FAULTS: dict[str, Fault] = {
     **processes.of(Component.GATEWAY, lambda stage: stage.gateways[0]),
     **processes.of(Component.REPLICA, lambda stage: stage.replicas["r0"]),
     "replica-hangs": processes.HANG,
+    "replica-fails": processes.FAILS,
     **processes.of(Component.AGENT, lambda stage: stage.agents["r0"]),
     **store.FAULTS,
     **garbage.FAULTS,
