@@ -35,7 +35,9 @@ from gateway.metrics.store_metrics import StoreMetrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.audit import Audit
 from gateway.relay.charges import Charges
+from gateway.relay.elsewhere import Elsewhere
 from gateway.relay.moves import Moves
+from gateway.relay.outgoing import Outgoing
 from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
@@ -102,14 +104,38 @@ class Gateway:
         objects = StoredObjects(self.store, self.fleet)
         audit, charges = Audit(self.metrics, self.tasks, self.fleet.block_tokens), Charges(tenants, self.fleet)
         relay = Relay(self.reader, objects, audit, progress, charges)
-        senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants, charges
-        attempts, recorder = Attempts(settings, router, *senders), Recorder(settings.id)
+        elsewhere = Elsewhere(settings.retries, self.fleet, router, self.moves, self.metrics)
+        attempts = Attempts(
+            settings,
+            admission=admission,
+            fleet=self.fleet,
+            holds=self.holds,
+            router=router,
+            outgoing=Outgoing(settings.replicas, self.fleet, tenants),
+            upstream=self.upstream,
+            moves=self.moves,
+            elsewhere=elsewhere,
+            relay=relay,
+            charges=charges,
+            metrics=self.metrics,
+        )
+        recorder = Recorder(settings.id)
         self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_sent, self.metrics.traces_lost)
         self.access_log = _access_log(settings, self.metrics, recorder)
-        watched = recorder.sinks, self._watched
-        self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, *watched)
-        answering = keyring, admission, self.reader, attempts, objects
-        self.proxy = Proxy(*answering, self.metrics, settings.timeouts, recorder, self.tracing)
+        self.decisions = Decisions(
+            self.store, settings.id, settings.redis.namespace, recorder.sinks, on_watch=self._watched
+        )
+        self.proxy = Proxy(
+            settings.timeouts,
+            keyring=keyring,
+            admission=admission,
+            reader=self.reader,
+            attempts=attempts,
+            objects=objects,
+            metrics=self.metrics,
+            recorder=recorder,
+            tracing=self.tracing,
+        )
 
         # The paths that this gateway answers itself.
         self.status = Status(
@@ -127,8 +153,18 @@ class Gateway:
             return control
         sessions = Sessions(keyring, self.store, settings.redis.namespace)
         findings = Findings(settings, self.certificates.shown, self.fleet, self.status, self.tasks)
-        shown = ClusterView(self.status, operations, self.store), decisions, Prefixes(self.store), findings, explained
-        add_console(control, sessions, *shown, operations, self.metrics.logins, lambda: self.status.is_draining)
+        add_console(
+            control,
+            sessions,
+            cluster=ClusterView(self.status, operations, self.store),
+            decisions=decisions,
+            prefixes=Prefixes(self.store),
+            findings=findings,
+            explained=explained,
+            operations=operations,
+            logins=self.metrics.logins,
+            is_over=lambda: self.status.is_draining,
+        )
         self.history = History(self.store, self.metrics.first_tokens, settings.queue.prefill_tokens_per_s)
         self.asking = Asking(sessions, self.proxy)
         return control

@@ -43,6 +43,7 @@ _MOST_FORM_BYTES = 4096
 def add_console(
     app: FastAPI,
     sessions: Sessions,
+    *,
     cluster: ClusterView,
     decisions: Decisions,
     prefixes: Prefixes,

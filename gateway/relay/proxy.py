@@ -43,13 +43,14 @@ class Proxy:
 
     def __init__(
         self,
+        timeouts: TimeoutSettings,
+        *,
         keyring: Keyring,
         admission: Admission,
         reader: Reader,
         attempts: Attempts,
         objects: StoredObjects,
         metrics: Metrics,
-        timeouts: TimeoutSettings,
         recorder: Recorder,
         tracing: Tracing,
     ) -> None:

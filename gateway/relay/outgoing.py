@@ -1,0 +1,52 @@
+"""What a replica gets of a request: its headers and its body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.relay.token_ids import ASK, asked_token_ids
+from gateway.replicas.fleet import Fleet
+from gateway.request.reader import Job
+from gateway.request.reading.document import with_fields
+from gateway.routing.tenants import Tenants
+from gateway.routing.ticket import Ticket
+from gateway.settings.gateway_settings import ReplicaSettings
+from gateway.upstream import Buffer
+
+
+class Outgoing:
+    """Writes requests to replicas."""
+
+    def __init__(self, replicas: Sequence[ReplicaSettings], fleet: Fleet, tenants: Tenants) -> None:
+        self._dp_ranks = {each.id: each.dp_rank for each in replicas if each.dp_rank is not None}
+        self._fleet = fleet
+        self._tenants = tenants
+
+    def headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
+        """Those of the job, and those that mean something to this replica only."""
+        headers = {}
+        if (rank := self._dp_ranks.get(ticket.replica)) is not None:
+            member = self._fleet.members.get(ticket.replica)
+            if (place := member.facts.place_of(rank) if member else rank) is not None:
+                headers["x-data-parallel-rank"] = str(place)
+        priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None
+        if priority is not None:  # 0, too: a body may name another one
+            headers["x-vllm-priority"] = str(priority)
+        return {**job.headers, **headers} if headers else job.headers
+
+    def body(self, job: Job, ticket: Ticket) -> Sequence[Buffer]:
+        """The body gains fields if the replica's agent must learn which blocks the prompt uses, or if the gateway asks
+        for the usage of a stream whose client says nothing of it."""
+        asked: dict[str, Any] = {}
+        if job.is_usage_open:
+            asks = self._fleet.asks_usage(ticket.replica)
+            ticket.asks_usage, ticket.shows_usage = asks is True, asks is None
+            if asks:
+                asked["stream_options"] = {"include_usage": True}
+        if ticket.placement is not None and not job.is_batch:
+            if ticket.placement.report:
+                asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+            if asked_token_ids(job, ticket) is not None:
+                asked |= ASK
+        return with_fields(job.body, asked) if asked else (job.body,)
