@@ -44,7 +44,7 @@ _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 class Metrics:
-    """The metrics of a gateway, except those in store_metrics.py and loop_lag.py. docs/behaviour.md explains each."""
+    """The metrics of a gateway, except those in store_metrics.py and loop_lag.py. docs/metrics.md explains each."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

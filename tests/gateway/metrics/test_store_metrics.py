@@ -74,6 +74,6 @@ def test_the_watcher_exports_what_it_found() -> None:
 
 def test_the_documents_list_every_metric_and_every_condition() -> None:
     names = {name.split(" ")[0] for name in exported(Watching(report()))}
-    assert names == set(re.findall(r"`(kvgate_store_(?!up|connections|late)\w+)`", (DOCS / "behaviour.md").read_text()))
+    assert names == set(re.findall(r"`(kvgate_store_(?!up|connections|late)\w+)`", (DOCS / "metrics.md").read_text()))
     told = re.findall(r"^\| `(\w+)` \|", (DOCS / "store.md").read_text(), flags=re.MULTILINE)
     assert tuple(told) == CONDITIONS
