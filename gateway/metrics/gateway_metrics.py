@@ -18,8 +18,8 @@ _LATENCY_S = (
 )  # fmt: skip
 _PLACEMENT_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _ENGINE = {
-    "running": ("running_requests", "Requests that the engine runs, read by its agent from its metrics."),
-    "waiting": ("waiting_requests", "Requests that wait in the engine's queue."),
+    "running": ("running_requests", "Requests that the engine runs, as its agent reads it from the engine's metrics."),
+    "waiting": ("waiting_requests", "Requests in the engine's own queue."),
     "kv_usage": ("kv_cache_usage_ratio", "Share of the engine's KV cache that running requests hold."),
     "prefix_queries_tokens": ("prefix_cache_queries_tokens", "Tokens that the engine looked up in its prefix cache."),
     "prefix_hits_tokens": ("prefix_cache_hits_tokens", "Tokens that the engine found in its prefix cache."),
@@ -30,12 +30,12 @@ _ENGINE = {
     "key_transitions": ("key_transitions", "Keys that became resident or were evicted, as the agent said."),
 }
 _DEMAND = {
-    "waiting_requests": "Requests of all gateways that wait for room or for a replica.",
-    "waiting_tokens": "Prompt tokens that waiting requests have to compute, as estimated when they came.",
+    "waiting_requests": "Requests of all gateways that are queued for room or for a replica.",
+    "waiting_tokens": "Prompt tokens that queued requests have to compute, as estimated when they came.",
     "running_requests": "Requests of all gateways that are in flight on replicas: slots in use.",
     "running_tokens": "Prompt tokens of running requests that are not computed yet.",
-    "work_seconds": "How long the ready replicas need for the prompts that run and wait.",
-    "oldest_wait_seconds": "How long the request has waited for room that has waited longest.",
+    "work_seconds": "Time that the ready replicas need for all running and queued prompts; absent if none is ready.",
+    "oldest_wait_seconds": "The longest time that a request has been queued for room.",
     "slots": "Requests that the ready replicas may serve at once, if policy.max_active_requests is set.",
     "ready_replicas": "Replicas that are ready and not drained.",
 }
@@ -44,7 +44,7 @@ _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 class Metrics:
-    """The metrics of a gateway, except those in store_metrics.py and loop_lag.py. docs/metrics.md explains each."""
+    """The metrics of a gateway, except those in store_metrics.py and loop_lag.py. docs/metrics.md is made from them."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -53,7 +53,7 @@ class Metrics:
         self.uploads = Gauge("kvgate_uploads", "Requests whose body is still arriving.", registry=registry)
         self.held_bytes = Gauge(
             "kvgate_held_bytes",
-            "Bytes held for request bodies, for reading them, and for answers that are not sent yet.",
+            "Bytes that count against limits.max_buffered_bytes: request bodies, reading them, and unsent answers.",
             registry=registry,
         )
         self.first_tokens = FirstTokens()
@@ -73,13 +73,16 @@ class Metrics:
         )
         self.placement_s = FastHistogram(
             "kvgate_placement_seconds",
-            "Time to choose a replica, including the call to the store.",
+            "Time to choose a replica, including the call to Redis, without the time in the queue.",
             (),
             _PLACEMENT_S,
             registry,
         )
         self.decisions = FastCounter(
-            "kvgate_decisions", "Placements, by policy, reason and state.", ("policy", "why", "state"), registry
+            "kvgate_decisions",
+            "Placements; why: hit, partial_hit, rebalanced, stored, cold, pinned, last_resort, fallback.",
+            ("policy", "why", "state"),
+            registry,
         )
         self.worker_reads = FastCounter(
             "kvgate_worker_reads", "Bodies that were read in another process because they take long.", (), registry
@@ -89,19 +92,21 @@ class Metrics:
         self._add_tokens(registry)
         self._add_trouble(registry)
         self._add_store(registry)
+        self._add_models(registry)
         self._add_fleet(registry)
 
     def _add_requests(self, registry: CollectorRegistry) -> None:
         self.models, self.tenants = LabelValues(), LabelValues()
         self.requests = FastCounter(
             "kvgate_requests",
-            "Answered requests. The model and the tenant are empty if a request was refused before they were known.",
+            "Answered requests; status 499: the client hung up. Model and tenant are empty if a request was refused "
+            "before they were known, or names no model. From the 101st model or tenant on, all share the value others.",
             ("path", "status", "model", "tenant"),
             registry,
         )
         self.tokens = FastCounter(
             "kvgate_tokens",
-            "Tokens of answers, as engines tell them; kind: prompt, cached (a part of prompt), output.",
+            "Tokens, as engines report them at the end of answers; kind: prompt, cached (a part of prompt), output.",
             ("kind", "model", "tenant"),
             registry,
         )
@@ -116,20 +121,21 @@ class Metrics:
     def _add_queue(self, registry: CollectorRegistry) -> None:
         self.queue_waiting = Gauge(
             "kvgate_queue_waiting_requests",
-            "Requests of this gateway that wait for room.",
+            "Requests of this gateway that are queued for room (in Redis or, while it is away, here) or for a replica.",
             ("pool",),
             registry=registry,
         )
         self.queue_wait_s = FastHistogram(
             "kvgate_queue_wait_seconds",
-            "How long requests waited until a replica had room, of those that had to wait.",
+            "Time in the queue until a replica had room, of requests that were queued.",
             ("band",),
             _LATENCY_S,
             registry,
         )
         self.queue_refusals = FastCounter(
             "kvgate_queue_refusals",
-            "Requests that found no room, or whose tenant was over a limit, and were refused, by reason.",
+            "Requests that were refused; reason: full, full_tenant, unreachable (the wait would be too long), waited "
+            "(it was), requests or tokens (a tenant's limit of a minute).",
             ("reason",),
             registry,
         )
@@ -169,13 +175,14 @@ class Metrics:
         )
         self.passed_over_tokens = FastCounter(
             "kvgate_passed_over_tokens",
-            "Prompt tokens that another replica held and the chosen one did not: the price of sparing the other one.",
+            "Prompt tokens that another replica held, and that the chosen one neither held nor could load from Redis: "
+            "the price of sparing the other one.",
             ("replica",),
             registry,
         )
         self.prediction_error_tokens = FastHistogram(
             "kvgate_prediction_error_tokens",
-            "Difference between predicted and actual cached tokens, by direction.",
+            "Difference between predicted and actual cached tokens; direction: over or under.",
             ("direction",),
             _TOKENS,
             registry,
@@ -183,7 +190,8 @@ class Metrics:
 
         self.wrong_predictions = FastCounter(
             "kvgate_wrong_predictions",
-            "Answers with more or fewer cached tokens than the map allows, by cause.",
+            "Answers with more or fewer cached tokens than the map allows; cause: evicted, untold, in_flight, "
+            "never_computed, restarted.",
             ("replica", "cause"),
             registry,
         )
@@ -197,23 +205,28 @@ class Metrics:
     def _add_trouble(self, registry: CollectorRegistry) -> None:
         self.loop_lag_s = FastHistogram(
             "kvgate_event_loop_lag_seconds",
-            "How late the event loop runs a timer because something else holds the loop.",
+            "How late the event loop runs a timer: something held the loop, and every stream, for this long.",
             (),
             _LOOP_LAG_S,
             registry,
         )
         self.logins = FastCounter(
-            "kvgate_console_logins", "Logins at the console, by outcome: `ok`, or why not.", ("outcome",), registry
+            "kvgate_console_logins", "Logins at the console, by outcome: ok, or why not.", ("outcome",), registry
         )
         self.retries = FastCounter(
-            "kvgate_retries", "Attempts repeated on another replica, by reason.", ("reason",), registry
+            "kvgate_retries",
+            "Attempts repeated on another replica; reason, of the attempt before: asleep, dead, hung, unreachable "
+            "(by this gateway alone), refused, reset, timeout, protocol, idle, empty, aborted (by the engine), "
+            "error_event, status_500 and other statuses.",
+            ("reason",),
+            registry,
         )
         self.retries_withheld = FastCounter(
             "kvgate_retries_withheld", "Retries that were not made because the retry budget was spent.", (), registry
         )
         self.broken_streams = FastCounter(
             "kvgate_broken_streams",
-            "Answers that broke after their first byte; a stream then ends with an error event.",
+            "Answers, streamed or large, that broke after their first byte. A stream then ends with an error event.",
             (),
             registry,
         )
@@ -222,17 +235,25 @@ class Metrics:
         )
         self.gateway_ready = Gauge("kvgate_gateway_ready", "1 while /ready answers 200.", registry=registry)
         self.discovery_up = Gauge(
-            "kvgate_discovery_up", "1 while a discovery source works.", ("source",), registry=registry
+            "kvgate_discovery_up",
+            "1 while a discovery source can say which replicas there are.",
+            ("source",),
+            registry=registry,
         )
 
     def _add_store(self, registry: CollectorRegistry) -> None:
-        self.store_up = Gauge("kvgate_store_up", "1 while the store decides placements.", registry=registry)
+        self.store_up = Gauge(
+            "kvgate_store_up", "1 while Redis decides placements, 0 while they fall back.", registry=registry
+        )
         self.store_reconnects = FastCounter(
-            "kvgate_store_connections", "Times that placements began to go through the store.", (), registry
+            "kvgate_store_connections",
+            "Times that placements began to go through Redis: a connection was made, or a pause was over.",
+            (),
+            registry,
         )
         self.store_late = FastCounter(
             "kvgate_store_late",
-            "Placements that fell back because they took too long, by what was slow: redis, or the gateway itself.",
+            "Placements that fell back because they took too long; cause: redis, gateway (its event loop did not run).",
             ("cause",),
             registry,
         )
@@ -246,22 +267,29 @@ class Metrics:
         )
         self.misplaced_replicas = FastCounter(
             "kvgate_misplaced_replicas",
-            "Replicas that this gateway found at a wrong place in the orders of a large fleet, by pool.",
+            "Replicas that this gateway found at a wrong place in the orders of a pool of more than 16, and put right: "
+            "more than a few only while gateways of an older version run.",
             ("pool",),
             registry,
         )
         self.chores_lag_s = Gauge(
             "kvgate_chores_lag_seconds",
-            "How long the oldest chore in the store has been due, in pools whose chores this gateway does.",
+            "How long the oldest maintenance task in Redis has been due, in pools whose maintenance this gateway does.",
             ("pool",),
             registry=registry,
         )
 
-    def _add_fleet(self, registry: CollectorRegistry) -> None:
-        self.models_down = Gauge("kvgate_models_down", "Models without a ready replica.", registry=registry)
-        self.models_in_several_pools = Gauge(
-            "kvgate_models_in_several_pools", "Models that ready replicas of several pools serve.", registry=registry
+    def _add_models(self, registry: CollectorRegistry) -> None:
+        self.models_down = Gauge(
+            "kvgate_models_down", "Models that no ready replica serves; /ready names them.", registry=registry
         )
+        self.models_in_several_pools = Gauge(
+            "kvgate_models_in_several_pools",
+            "Models that ready replicas of several pools serve, as in an update of weights; /ready names them.",
+            registry=registry,
+        )
+
+    def _add_fleet(self, registry: CollectorRegistry) -> None:
         self.replica_info = Gauge(
             "kvgate_replica_info",
             "Always 1; the labels tell the pool of each replica.",
@@ -282,16 +310,19 @@ class Metrics:
         )
         self.replica_active = Gauge(
             "kvgate_replica_active_requests",
-            "Requests of all gateways that are in flight on a replica.",
+            "Requests of all gateways that are in flight on a replica; while Redis is away, as they were read last.",
             ("replica",),
             registry=registry,
         )
         self.replica_exact = Gauge(
-            "kvgate_replica_exact", "1 while an agent reports what a replica holds.", ("replica",), registry=registry
+            "kvgate_replica_exact",
+            "1 while an engine's events confirm what its replica holds.",
+            ("replica",),
+            registry=registry,
         )
         self.replica_id_taken = Gauge(
             "kvgate_replica_id_taken",
-            "1 while a replica's id belongs to another engine in the registry.",
+            "1 while Redis means another engine by a replica's id: give clusters that share it a redis.namespace each.",
             ("replica",),
             registry=registry,
         )
