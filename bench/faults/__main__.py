@@ -1,4 +1,4 @@
-"""Measures the effect of each fault on clients, and the time until all is right again, for docs/faults.md.
+"""Measures the effect of each fault on clients, and the time until all is right again, for docs/evidence/faults.md.
 
     python -m bench.faults [--gateways 2] [--replicas 3] [--waiting] [--only redis-killed,agent-frozen] [--again]
 

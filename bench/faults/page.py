@@ -1,4 +1,4 @@
-"""Writes docs/faults.md from the measured rows.
+"""Writes docs/evidence/faults.md from the measured rows.
 
     python -m bench.faults.page
 
@@ -26,8 +26,8 @@ from bench.faults.verdicts import PREFILL_S
 _HEAD = f"""# Faults
 
 What clients see when something dies, hangs or lies, and how long it takes until all is right again. This page is
-written by `.venv/bin/python -m bench.faults`. What KVGate promises is in [behaviour/](behaviour/README.md), what you
-see of a fault in logs and metrics in [operations.md](operations.md#what-you-see-of-each-fault).
+written by `.venv/bin/python -m bench.faults`. What KVGate promises is in [behaviour/](../behaviour/README.md), what you
+see of a fault in logs and metrics in [operations.md](../operations.md#what-you-see-of-each-fault).
 
 Each fault strikes a cluster of its own, of real processes on one machine: Redis, three simulated replicas with an
 agent each, and gateways with their default settings. In a section with 64 replicas (`--replicas 64`), the other 61 and
@@ -107,7 +107,7 @@ fault's end.
 **load and queue**: the load as above. Besides, no key of the queue is left in Redis: no seat, turn, line, charge or
 grant, whether its gateway lives or has died.
 """
-PAGE = Path("docs/faults.md")
+PAGE = Path("docs/evidence/faults.md")
 _COLUMNS = "| name | fault | requests | failed | could have been saved | late | exact again | load | predictions | |"
 _WAITING_COLUMNS = (
     "| name | fault | requests | waited | failed | could have been saved | late | most at a replica | exact again "

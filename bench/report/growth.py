@@ -1,6 +1,6 @@
 """How the cost of one request grows with gateways and workers (`bench.fleet --grid`).
 
-    python -m bench.report.growth [--results bench/results/fleet-grid.json] [--out docs/growth.svg]
+    python -m bench.report.growth [--results bench/results/fleet-grid.json] [--out docs/evidence/growth.svg]
 
 draws the same plot for the documentation.
 """
@@ -112,7 +112,7 @@ def main() -> None:
         prog="python -m bench.report.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=Path("bench/results/fleet-grid.json"))
-    parser.add_argument("--out", type=Path, default=Path("docs/growth.svg"))
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence/growth.svg"))
     options = parser.parse_args()
     try:
         results = read(options.results)

@@ -18,7 +18,7 @@ wait 200 ms for Redis instead of 20, because Redis shares the processors with al
 Replicas of --at are vLLM with VLLM_SERVER_DEV_MODE=1, because their caches are emptied before each run. A mix can run
 there if it is for so many replicas. They should have KV caches of its size (vLLM's --num-gpu-blocks-override). Before
 0.32, vLLM does not tell where it publishes events: then write events and replay beside the URL, as for `kvgate up`.
-docs/performance.md ("Real vLLM") starts three servers with dummy weights on one GPU for it.
+docs/evidence/performance.md ("Real vLLM") starts three servers with dummy weights on one GPU for it.
 """
 
 from __future__ import annotations

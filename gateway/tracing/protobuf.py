@@ -1,7 +1,7 @@
 """Writes protobuf's wire format (https://protobuf.dev/programming-guides/encoding/), as far as spans need it.
 
 This is not done by Google's library: once a process has written messages with it, each request that follows costs 3 to
-6 % more, also those that are not traced (docs/performance.md).
+6 % more, also those that are not traced (docs/evidence/performance.md).
 """
 
 from __future__ import annotations
