@@ -12,7 +12,7 @@ from tests.programs import needs
 @needs("openssl", "curl", "redis-server")
 def test_a_gateway_with_tls(tmp_path: Path) -> None:
     replica, gateway, store = map(str, free_ports(3))
-    *typed, end = example("tls.md", "An example", {"8000": replica, "8080": gateway, "6379": store})
+    *typed, end = example("how-to/tls.md", "An example", {"8000": replica, "8080": gateway, "6379": store})
     with typing(tmp_path, typed, [end]) as printed:
         assert '"ready":true' in printed
         assert "0 requests waiting\nreplica" in printed

@@ -42,6 +42,6 @@ def notice_gone_host(sock: socket.socket) -> None:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Trusts the system's authorities and what SSL_CERT_FILE says (docs/tls.md). All callers share it: loading takes
-    milliseconds."""
+    """Trusts the system's authorities and what SSL_CERT_FILE says (docs/how-to/tls.md). All callers share it: loading
+    takes milliseconds."""
     return ssl.create_default_context()

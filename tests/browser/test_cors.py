@@ -83,7 +83,7 @@ def test_a_page_of_an_allowed_origin_asks_and_reads_headers_and_stream(tmp_path:
 
 def test_the_page_of_the_document_shows_an_answer(tmp_path: Path) -> None:
     gateways, page_port = map(str, free_ports(2))
-    *typed, kill, down = example("browsers.md", "An example", {"8080": gateways, "5173": page_port})
+    *typed, kill, down = example("how-to/browsers.md", "An example", {"8080": gateways, "5173": page_port})
     with typing(tmp_path, typed, [kill, down]), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()

@@ -1,4 +1,4 @@
-"""Each load balancer of docs/load-balancers.md in front of two gateways: what it has to do, and what it must not."""
+"""Each load balancer of docs/how-to/load-balancers.md in front of two gateways: what it must do, and must not."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_gateway_that_is_taken_out_ends_its_answers_and_gets_no_new_ones(
 
 def rows_of(title: str, program: str) -> list[list[str]]:
     """What the document says of a program in the tables of a section, without the program's name."""
-    rows = section("load-balancers.md", title).splitlines()
+    rows = section("how-to/load-balancers.md", title).splitlines()
     return [row.strip("| ").split(" | ")[1:] for row in rows if row.startswith(f"| {program} ")]
 
 

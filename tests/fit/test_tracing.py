@@ -1,4 +1,4 @@
-"""A tracing backend shows a gateway's spans: docs/tracing.md, typed as it stands."""
+"""A tracing backend shows a gateway's spans: docs/how-to/tracing.md, typed as it stands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spans_of(phoenix: str) -> dict[str, Any]:
 
 def test_phoenix_shows_the_spans_of_a_request(tmp_path: Path) -> None:
     gateways, phoenix = map(str, free_ports(2))
-    installing, *typed, down, kill = example("tracing.md", "A first trace", {"8080": gateways, "6006": phoenix})
+    installing, *typed, down, kill = example("how-to/tracing.md", "A first trace", {"8080": gateways, "6006": phoenix})
     assert installing.endswith("pip install arize-phoenix")
     (tmp_path / "phoenix").symlink_to(install.home())
     with typing(tmp_path, typed, [down, kill], within_s=180):
