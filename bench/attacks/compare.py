@@ -1,4 +1,4 @@
-"""Compares two runs of bench.attacks in the table of docs/security.md.
+"""Compares two runs of bench.attacks in the table of docs/evidence/attacks.md.
 
     python -m bench.attacks.compare bench/results/attacks-before.json bench/results/attacks.json
 

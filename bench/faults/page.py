@@ -27,7 +27,7 @@ _HEAD = f"""# Faults
 
 What clients see when something dies, hangs or lies, and how long it takes until all is right again. This page is
 written by `.venv/bin/python -m bench.faults`. What KVGate promises is in [behaviour/](../behaviour/README.md), what you
-see of a fault in logs and metrics in [operations.md](../operations.md#what-you-see-of-each-fault).
+see of a fault in logs and metrics in [watch.md](../how-to/watch.md#what-you-see-of-each-fault).
 
 Each fault strikes a cluster of its own, of real processes on one machine: Redis, three simulated replicas with an
 agent each, and gateways with their default settings. In a section with 64 replicas (`--replicas 64`), the other 61 and

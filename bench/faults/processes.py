@@ -112,7 +112,7 @@ FAILS = Fault(
 
 
 async def _roll(stage: Stage) -> None:
-    """Follows docs/operations.md. Redis is left alone."""
+    """Follows docs/how-to/upgrade.md. Redis is left alone."""
     for number, gateway in enumerate(stage.gateways):
         stage.balancer.take_out(number)
         await asyncio.sleep(RESTARTS_AFTER_S)  # by now, clients that were given this gateway have connected
