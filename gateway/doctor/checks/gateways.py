@@ -127,6 +127,7 @@ def agreement(evidence: Evidence) -> Iterator[Result]:
     subject = "gateways"
     if differing := grouped({_name(evidence, each): each.version for each in gateways}):
         yield VERSIONS_DIFFER.seen(subject, f"KVGate {differing}")
+        return  # each version has other settings, so the digests of equal files differ
     sections = sorted({section for each in gateways for section in each.settings})
     for section in sections:
         values = {_name(evidence, each): each.settings.get(section, "not told") for each in gateways}

@@ -133,6 +133,7 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("gateway-in-other-redis", with_gateway(id="gw1.cccccc"), set()),
     ("watch-warns", with_gateway(store_warnings={"coordination_large": "KVGate's keys take 1200 MiB"}), set()),
     ("gateway-versions-differ", with_gateway(version="0.2.0"), set()),
+    ("gateway-versions-differ", with_gateway(version="0.2.0", settings={"policy": "aa", "replicas": "cc"}), set()),
     ("gateway-settings-differ", with_gateway(settings={"policy": "aa", "replicas": "cc"}), set()),
     ("gateway-keys-differ", with_gateway(keys=("k1", "k3")), set()),
     ("gateway-views-differ", with_gateway(exact=frozenset({"r0"})), set()),
