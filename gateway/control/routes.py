@@ -100,11 +100,11 @@ class ExplainRoute:
 
     async def __call__(self, request: Request, caller: Caller, path: str | None) -> Response:
         """The decision on the request in this body. Raises ApiError."""
-        headers, limits = dict(request.headers), self._admission.limits
+        headers = dict(request.headers)
         slot = self._admission.admit(holder_of(caller, request.client.host if request.client else ""))
         more = partial(anext, request.stream(), b"")
         try:
-            body = await receive_body(slot, headers, more, self._deadlines, self._body_s, limits.min_body_bytes_per_s)
+            body = await receive_body(slot, headers, more, self._deadlines, self._body_s)
             slot.begin()
             return _json(200, await self._explainer.explain(body, headers, caller, slot, path))
         except ClientDisconnect:

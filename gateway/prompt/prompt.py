@@ -25,14 +25,10 @@ class PromptLimits:
 
     `image_hosts`: the exact names of the hosts that media may be fetched from; empty means any host.
     `media_folder`: where engines may read media by file: URLs; empty: nowhere.
-    `max_messages`: messages of a conversation, items of a response's input, or documents to rank.
-    `max_content_parts`: content parts of all messages together.
     """
 
-    max_image_pixels: int = 100_000_000
+    max_image_pixels: int = 64_000_000
     image_hosts: tuple[str, ...] = ()
-    max_messages: int = 16_384
-    max_content_parts: int = 16_384
     media_folder: str = ""
 
 

@@ -111,8 +111,7 @@ class Proxy:
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body of a request that is still arriving."""
-        rate = self._admission.limits.min_body_bytes_per_s
-        return await receive_body(slot, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
+        return await receive_body(slot, exchange.headers, exchange.receive, self._deadlines, self._body_s)
 
     async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, slot: AdmissionSlot) -> None:
         """Reads the request and runs its attempts. If the client hangs up, it stops at once, and the replica aborts."""

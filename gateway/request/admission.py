@@ -16,6 +16,8 @@ from gateway.request.fairness import FairShares
 from gateway.request.keyring import Caller
 from gateway.settings.limit_settings import LimitSettings
 
+MAX_UPLOADS = 4096
+"""Four times the requests in flight, by default: slow clients keep nobody out who sends at once."""
 _RETRY_AFTER = {"retry-after": "1"}
 _ANSWERS = "answers"
 """The holder of the bytes of all answers."""
@@ -26,7 +28,7 @@ class Admission:
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
-        self.uploads = FairShares(limits.max_uploads, time.monotonic)
+        self.uploads = FairShares(MAX_UPLOADS, time.monotonic)
         self.requests = FairShares(limits.max_in_flight, time.monotonic)
         self.held_bytes = FairShares(limits.max_buffered_bytes, time.monotonic)
 
@@ -66,7 +68,7 @@ class AdmissionSlot:
         """Counts the request as an upload. Raises a 429 if there are too many."""
         self._is_upload = self._admission.uploads.try_take(self.holder, 1)
         if not self._is_upload:
-            raise _overloaded("uploads", "limits.max_uploads")
+            raise _overloaded("uploads")
 
     def begin(self) -> None:
         """Counts the request as in flight: its body is complete. Raises a 429 if too many requests are in flight."""
@@ -75,7 +77,7 @@ class AdmissionSlot:
             self._admission.uploads.give_back(self.holder, 1)
         self._is_in_flight = self._admission.requests.try_take(self.holder, 1)
         if not self._is_in_flight:
-            raise _overloaded("requests in flight", "limits.max_in_flight", closes=False)
+            raise _overloaded("requests in flight (limits.max_in_flight)", closes=False)
 
     def check_size(self, size_bytes: int) -> None:
         """Raises a 413 if a body of this size is too large. The size may be received or announced."""
@@ -92,7 +94,7 @@ class AdmissionSlot:
     def hold(self, count: int) -> None:
         """Counts `count` more bytes as held. Raises a 429 if that is too much."""
         if not self._admission.held_bytes.try_take(self.holder, count):
-            raise _overloaded("bytes held for requests", "limits.max_buffered_bytes")
+            raise _overloaded("bytes held for requests (limits.max_buffered_bytes)")
         self._held_bytes += count
 
     @contextmanager
@@ -142,9 +144,10 @@ def holder_of(caller: Caller, peer: str) -> str:
     return str(address.ipv4_mapped or int(address) >> 64)
 
 
-def _overloaded(limited: str, setting: str, *, closes: bool = True) -> ApiError:
+def _overloaded(limited: str, *, closes: bool = True) -> ApiError:
     """A 429. With `closes`, the connection is closed, because the gateway does not read the rest of the body."""
-    limit = f"its limit of {limited} ({setting})"
-    message = f"This gateway has reached {limit}, or your share of it while other clients wait. Retry shortly."
+    message = (
+        f"This gateway has reached its limit of {limited}, or your share of it while other clients wait. Retry shortly."
+    )
     headers = {**_RETRY_AFTER, "connection": "close"} if closes else _RETRY_AFTER
     return ApiError(429, "gateway_overloaded", message, headers=dict(headers))

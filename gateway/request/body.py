@@ -16,6 +16,8 @@ ReadPiece = Callable[[], Awaitable[bytes | bytearray]]
 """Gives the next piece of a body; an empty piece at its end."""
 GRACE_S = 5.0
 """A body has this time before its rate counts."""
+MIN_BYTES_PER_S = 1024
+"""The least average speed after that. Any network is faster; slower bodies are sent to hold their places."""
 
 
 def accept_body(slot: AdmissionSlot, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:
@@ -33,10 +35,9 @@ async def receive_body(
     read_piece: ReadPiece,
     deadlines: Deadlines,
     limit_s: float,
-    min_bytes_per_s: int,
 ) -> bytes | bytearray:
     """Receives a body piece by piece, as an upload. Raises ApiError as soon as the body is too large, and a 408 if it
-    is not complete after `limit_s` or slower than `min_bytes_per_s`. Errors of `read_piece` pass through."""
+    is not complete after `limit_s` or too slow. Errors of `read_piece` pass through."""
     _check_headers(slot, headers)
     slot.begin_upload()
     started_s = time.monotonic()
@@ -47,12 +48,12 @@ async def receive_body(
                 slot.check_size(len(body) + len(piece))
                 slot.hold(len(piece))
                 body = joined(body, piece)
-                limit.due_s = started_s + min(limit_s, GRACE_S + len(body) / min_bytes_per_s)
+                limit.due_s = started_s + min(limit_s, GRACE_S + len(body) / MIN_BYTES_PER_S)
             return body
     except TimeoutError:
         message = (
-            f"body: not complete after {limit_s:g} s (timeouts.body_s), or slower than {min_bytes_per_s} bytes per "
-            "second (limits.min_body_bytes_per_s)."
+            f"body: not complete after {limit_s:g} s (timeouts.body_s), or slower than {MIN_BYTES_PER_S} bytes per "
+            "second."
         )
         raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
 

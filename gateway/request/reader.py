@@ -19,7 +19,7 @@ from gateway.request.keyring import Caller, Keyring
 from gateway.request.paths import PathRules, may_have_effects, model_in_query, object_in_path, upstream_target
 from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScopes, read_body
 from gateway.request.reading.body_readers import BodyReaders
-from gateway.request.reading.structure import StructureLimits, is_sparse
+from gateway.request.reading.structure import is_sparse
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.policies import POLICIES
 
@@ -163,15 +163,7 @@ class Reader:
             removed,
             # The gateway cannot add a tenant's salt to a form, so it removes any salt from forms.
             (*removed, "cache_salt") if security.api_keys else removed,
-            PromptLimits(
-                limits.max_image_pixels,
-                tuple(security.image_hosts),
-                limits.max_messages,
-                limits.max_content_parts,
-                security.media_folder or "",
-            ),
-            StructureLimits(limits.max_fields, limits.max_elements, limits.max_nesting),
-            limits.max_form_parts,
+            PromptLimits(limits.max_image_pixels, tuple(security.image_hosts), security.media_folder or ""),
         )
         self._body_readers = BodyReaders(self._rules)
         self._max_buffered_bytes = limits.max_buffered_bytes

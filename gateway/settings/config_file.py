@@ -52,11 +52,19 @@ _PATTERNS = {
 }
 
 
-_RETIRED = {
+RETIRED: dict[str, str | float] = {
     "coordinator": "agents change the map themselves, so nobody applies their events, and there is no command "
-    "`kvgate coordinator`. If store.watch is false because that command watched Redis, set it to true"
+    "`kvgate coordinator`. If store.watch is false because that command watched Redis, set it to true",
+    "limits.max_uploads": 4096,
+    "limits.min_body_bytes_per_s": 1024,
+    "limits.max_messages": 16384,
+    "limits.max_content_parts": 16384,
+    "limits.max_fields": 262144,
+    "limits.max_elements": 4194304,
+    "limits.max_nesting": 128,
+    "limits.max_form_parts": 256,
 }
-"""Settings of earlier versions, and why nobody needs them."""
+"""Settings of versions before 0.2: why nobody needs them, or the values that they always have now."""
 
 
 class SettingsError(Exception):
@@ -220,8 +228,9 @@ def _quoted(value: object) -> str:
 
 
 def _unknown_key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    if (retired := _RETIRED.get(_dotted(location))) is not None:
-        return f"is no setting any more: {retired}. Delete it"
+    if (retired := RETIRED.get(_dotted(location))) is not None:
+        why = retired if isinstance(retired, str) else f"it is always {retired}"
+        return f"is no setting any more: {why}. Delete it"
     known = sorted(_section_at(model, location[:-1]).model_fields)
     near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
     return f"is not a known key; did you mean {near[0]}?" if near else f"is not a known key; known: {', '.join(known)}"

@@ -11,17 +11,9 @@ from gateway.settings.base import Count, Seconds, Section
 
 class LimitSettings(Section):
     max_in_flight: Count = 1024
-    max_uploads: Count = 4096
-    min_body_bytes_per_s: Count = 1024
     max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**20
     max_buffered_bytes: Annotated[int, Field(ge=1024)] = 2**30
     max_image_pixels: Count = 64_000_000
-    max_messages: Count = 16_384
-    max_content_parts: Count = 16_384
-    max_fields: Count = 262_144
-    max_elements: Count = 4_194_304
-    max_nesting: Annotated[int, Field(ge=8, le=1000)] = 128
-    max_form_parts: Count = 256
 
 
 class TimeoutSettings(Section):

@@ -194,11 +194,11 @@ def test_what_would_hold_the_event_loop_is_read_in_another_process(stage: Stage,
 @pytest.mark.parametrize(
     ("limit", "fields"),
     [
-        ("max_messages", {"messages": [{"role": "user", "content": ""}] * 20_000}),
-        ("max_content_parts", {"messages": [{"role": "user", "content": [""] * 10_000}] * 2}),
-        ("max_fields", {"metadata": [{"a": 1}] * 300_000}),
-        ("max_elements", {"metadata": [0] * 4_500_000}),
-        ("max_nesting", {"metadata": json.loads("[" * 300 + "]" * 300)}),
+        ("20000 entries", {"messages": [{"role": "user", "content": ""}] * 20_000}),
+        ("20000 content parts", {"messages": [{"role": "user", "content": [""] * 10_000}] * 2}),
+        ("262144 fields", {"metadata": [{"a": 1}] * 300_000}),
+        ("4194304 values", {"metadata": [0] * 4_500_000}),
+        ("128 deep", {"metadata": json.loads("[" * 300 + "]" * 300)}),
     ],
 )
 def test_a_body_of_too_much_is_refused_by_the_name_of_the_limit(
@@ -206,7 +206,7 @@ def test_a_body_of_too_much_is_refused_by_the_name_of_the_limit(
 ) -> None:
     answer = stage.post(CHAT, content=json_of(**fields), headers={"content-type": JSON})
     assert (answer.status_code, error_of(answer)["code"]) == (400, "limit_exceeded")
-    assert f"limits.{limit}" in error_of(answer)["message"]
+    assert limit in error_of(answer)["message"]
 
 
 def test_bodies_that_never_come_keep_nobody_out(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gateway.request.reading.edit import Edit, edited, edits_of, steps_of
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
 from gateway.request.reading.output import output_of, prompts_of, runs_tools
-from gateway.request.reading.structure import StructureLimits, check_structure
+from gateway.request.reading.structure import check_structure
 
 Body = bytes | bytearray
 
@@ -41,8 +41,6 @@ class BodyRules:
     """Fields that are removed from JSON bodies."""
     removed_from_forms: tuple[str, ...]
     prompt: PromptLimits = field(default_factory=PromptLimits)
-    structure: StructureLimits = field(default_factory=StructureLimits)
-    max_form_parts: int = 256
 
 
 class BodyHead(NamedTuple):
@@ -100,13 +98,13 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     """Reads one body. Raises an ApiError that names the wrong field, and TooManySteps."""
     endpoint = head.endpoint
     if endpoint.prompt is None and head.is_form:
-        form = read_form(head.content_type, body, rules.removed_from_forms, rules.max_form_parts)
+        form = read_form(head.content_type, body, rules.removed_from_forms)
         resolve_scopes(head.path, form.model, None)
         return ParsedBody(head.path, form.model, form.body, form.content_type)
     if not body and endpoint.prompt is None:
         resolve_scopes(head.path, head.model, None)
         return ParsedBody(head.path, head.model)
-    check_structure(body, rules.structure)
+    check_structure(body)
     document = parse_document(body)
     path = head.path
     if not path:

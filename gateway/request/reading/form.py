@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _CHARSETS: Final = {b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1", b"latin1"}
 """In these, ASCII text has one spelling: a name that the engine trusts cannot hide in another one."""
+MAX_PARTS: Final = 256
+"""Several times the fields of a transcription, which is the largest form of any API."""
 _MAX_PARAMETERS: Final = 16
 """A header with more takes long to read."""
 _CONTROLS: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -48,13 +50,13 @@ class Form(NamedTuple):
     body: bytes
 
 
-def read_form(content_type: str, body: bytes | bytearray, removed: Collection[str], max_parts: int) -> Form:
+def read_form(content_type: str, body: bytes | bytearray, removed: Collection[str]) -> Form:
     """Reads a form without the fields in `removed`. A field `name[…]` counts as `name`.
 
-    Raises a 400 if the body is no complete form, or has more than `max_parts` parts.
+    Raises a 400 if the body is no complete form, or has more than MAX_PARTS parts.
     """
     boundary, charset = _boundary_and_charset(content_type)
-    parts = _Parts(removed, max_parts)
+    parts = _Parts(removed)
     view = memoryview(body)
     try:
         parser = MultipartParser(boundary, parts.callbacks())
@@ -92,7 +94,6 @@ class _Parts:
     """Collects the parts that are kept, and the value of `model`, from the parser's callbacks."""
 
     removed: Collection[str]
-    max_parts: int
     kept: list[_Part] = field(default_factory=list)
     model: bytes | None = None
     """Of several models, the last one, as for the engine."""
@@ -125,9 +126,8 @@ class _Parts:
 
     def _part_begins(self) -> None:
         self._count += 1
-        if self._count > self.max_parts:
-            message = f"body: has more than {self.max_parts} parts (limits.max_form_parts)."
-            raise ApiError(400, "limit_exceeded", message, "body")
+        if self._count > MAX_PARTS:
+            raise ApiError(400, "limit_exceeded", f"body: has more than {MAX_PARTS} parts.", "body")
         self._head, self._data, self._is_model = [], None, False
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:

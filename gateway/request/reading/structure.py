@@ -27,14 +27,21 @@ _DEPTH: Final = tuple({"{": 1, "[": 1, "}": -1, "]": -1}.get(chr(byte), 0) for b
 @dataclass(frozen=True, slots=True)
 class StructureLimits:
     """Limits of a JSON body: `max_fields` in all objects, `max_elements` in all lists and objects, and `max_nesting`
-    levels of lists and objects."""
+    levels of lists and objects.
+
+    The parsed values of a body take up to 200 MiB within these, which counts as held memory. No client's request comes
+    near: a million token ids are a million elements, and tools' schemas nest a dozen levels.
+    """
 
     max_fields: int = 262_144
     max_elements: int = 4_194_304
     max_nesting: int = 128
 
 
-def check_structure(body: bytes | bytearray, limits: StructureLimits) -> None:
+_LIMITS: Final = StructureLimits()
+
+
+def check_structure(body: bytes | bytearray, limits: StructureLimits = _LIMITS) -> None:
     """Raises a 400 that names the limit which a JSON text exceeds. A text that is not JSON may pass; the parser refuses
     it later."""
     if not _may_exceed(body, limits):
@@ -44,15 +51,15 @@ def check_structure(body: bytes | bytearray, limits: StructureLimits) -> None:
         fields += structure.count(b":")
         elements += structure.count(b",") + structure.count(b"[") + structure.count(b"{")
         if fields > limits.max_fields:
-            raise _too_many("fields", limits.max_fields, "max_fields")
+            raise _too_many("fields", limits.max_fields)
         if elements > limits.max_elements:
-            raise _too_many("values", limits.max_elements, "max_elements")
+            raise _too_many("values", limits.max_elements)
         brackets = structure.translate(None, _NOT_BRACKETS)
         if brackets:
             depths = list(accumulate(map(_DEPTH.__getitem__, brackets), initial=depth))
             depth = depths[-1]
             if max(depths) > limits.max_nesting:
-                message = f"body: nested more than {limits.max_nesting} deep (limits.max_nesting)."
+                message = f"body: nested more than {limits.max_nesting} deep."
                 raise ApiError(400, "limit_exceeded", message, "body")
 
 
@@ -101,5 +108,5 @@ def _structure(body: bytes | bytearray) -> Iterator[bytes]:
         start = end
 
 
-def _too_many(what: str, limit: int, setting: str) -> ApiError:
-    return ApiError(400, "limit_exceeded", f"body: has more than {limit} {what} (limits.{setting}).", "body")
+def _too_many(what: str, limit: int) -> ApiError:
+    return ApiError(400, "limit_exceeded", f"body: has more than {limit} {what}.", "body")

@@ -25,8 +25,9 @@ def test_the_next_request_over_the_limit_is_a_429_until_one_ends() -> None:
     assert repr(admission) == EMPTY
 
 
-def test_bodies_that_are_still_coming_take_no_request_its_place() -> None:
-    admission = Admission(LimitSettings(max_in_flight=1, max_uploads=2))
+def test_bodies_that_are_still_coming_take_no_request_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.request.admission.MAX_UPLOADS", 2)
+    admission = Admission(LimitSettings(max_in_flight=1))
     slow = [admission.admit("slow") for _ in range(2)]
     for slot in slow:
         slot.begin_upload()

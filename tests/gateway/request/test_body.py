@@ -40,7 +40,7 @@ def slot(admission: Admission) -> AdmissionSlot:
 async def test_a_body_is_what_its_pieces_are_and_all_of_it_is_accounted_for(
     admission: Admission, slot: AdmissionSlot, pieces: list[bytes]
 ) -> None:
-    assert await receive_body(slot, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1) == b"".join(pieces)
+    assert await receive_body(slot, {}, coming(*pieces), Deadlines(), 600) == b"".join(pieces)
     assert admission.held_bytes.taken == len(b"".join(pieces))
 
 
@@ -49,7 +49,7 @@ async def test_a_body_that_is_too_large_is_refused_as_soon_as_that_is_known(
     slot: AdmissionSlot, pieces: list[bytes]
 ) -> None:
     with pytest.raises(ApiError) as refused:
-        await receive_body(slot, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1)
+        await receive_body(slot, {}, coming(*pieces), Deadlines(), 600)
     assert refused.value.status == 413
 
 
@@ -74,15 +74,16 @@ async def test_a_body_that_comes_too_slowly_is_given_up_long_before_its_time_is_
         return b"x"
 
     with pytest.raises(ApiError) as refused:
-        await receive_body(slot, {}, drop_by_drop, Deadlines(), 600, min_bytes_per_s=1000)
+        await receive_body(slot, {}, drop_by_drop, Deadlines(), 600)
     assert (refused.value.status, refused.value.code) == (408, "body_timeout")
-    assert "limits.min_body_bytes_per_s" in refused.value.message
+    assert "1024 bytes per second" in refused.value.message
 
 
 async def test_a_body_that_comes_fast_enough_may_take_its_time(
     slot: AdmissionSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "GRACE_S", 0.5)
+    monkeypatch.setattr(bodies, "MIN_BYTES_PER_S", 100)
     pieces = [b"x" * 100] * 30
     read = coming(*pieces)
 
@@ -90,4 +91,4 @@ async def test_a_body_that_comes_fast_enough_may_take_its_time(
         await asyncio.sleep(0.03)
         return await read()
 
-    assert await receive_body(slot, {}, steadily, Deadlines(), 600, min_bytes_per_s=100) == b"x" * 3000
+    assert await receive_body(slot, {}, steadily, Deadlines(), 600) == b"x" * 3000

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from coordinator.scripts import PolicyKnobs
 from gateway.settings.base import Section
-from gateway.settings.config_file import SettingsError
+from gateway.settings.config_file import RETIRED, SettingsError
 from gateway.settings.discovery_settings import DnsSettings, KubernetesSettings
 from gateway.settings.gateway_settings import GatewaySettings, build_settings, load_settings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
@@ -220,3 +220,13 @@ def test_traces_go_to_an_address_without_secrets(url: str) -> None:
     (problem,) = refused.value.problems
     assert problem.startswith("tracing.endpoint: ")
     assert "canary" not in problem
+
+
+@pytest.mark.parametrize("field", RETIRED)
+def test_a_setting_of_an_earlier_version_is_refused_by_a_line_that_says_what_holds_now(field: str) -> None:
+    data: Any = 1
+    for part in reversed(field.split(".")):
+        data = {part: data}
+    with pytest.raises(SettingsError) as caught:
+        build_settings(data, {})
+    assert [each for each in caught.value.problems if each.startswith(f"{field}: is no setting any more: ")]

@@ -21,7 +21,7 @@ from gateway.request.reading.body_readers import BodyReaders
 from tests.gateway.prompt.test_prompt_images import PNG, data_url
 from tests.polling import eventually
 
-RULES = BodyRules(("session_id",), ("session_id",), PromptLimits(max_messages=50))
+RULES = BodyRules(("session_id",), ("session_id",), PromptLimits())
 CHAT = BodyHead("/v1/chat/completions", "application/json")
 
 
@@ -84,7 +84,7 @@ async def test_a_body_is_read_as_it_is_here(readers: BodyReaders, head: BodyHead
         (b"{", "invalid_json", "body"),
         (chat({"type": "text"}), "invalid_value", "messages[0].content[0].text"),
         (orjson.dumps({"model": "nonesuch", "messages": []}), "model_not_found", "model"),
-        (orjson.dumps({"model": "m", "messages": [{}] * 51}), "limit_exceeded", "messages"),
+        (orjson.dumps({"model": "m", "messages": [{}] * 16_385}), "limit_exceeded", "messages"),
     ],
 )
 async def test_a_bad_body_is_refused_as_it_is_here_and_the_process_goes_on(

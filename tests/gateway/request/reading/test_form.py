@@ -13,7 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from gateway.errors import ApiError
-from gateway.request.reading.form import Form, read_form
+from gateway.request.reading.form import MAX_PARTS, Form, read_form
 
 TYPE = "multipart/form-data; boundary=x"
 REMOVED = ("session_id", "priority")
@@ -25,8 +25,8 @@ def part(name: str, value: bytes, more: bytes = b"") -> bytes:
     return b'--x\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (name.encode(), more, value)
 
 
-def read(*parts: bytes, content_type: str = TYPE, max_parts: int = 16) -> Form:
-    return read_form(content_type, b"".join((*parts, b"--x--\r\n")), REMOVED, max_parts)
+def read(*parts: bytes, content_type: str = TYPE) -> Form:
+    return read_form(content_type, b"".join((*parts, b"--x--\r\n")), REMOVED)
 
 
 def engine_reads(content_type: str, body: bytes) -> list[Field]:
@@ -51,9 +51,9 @@ def fields(form: Form) -> list[Field]:
     return engine_reads(form.content_type, form.body)
 
 
-def refusal(body: bytes, max_parts: int = 16, content_type: str = TYPE) -> ApiError:
+def refusal(body: bytes, content_type: str = TYPE) -> ApiError:
     with pytest.raises(ApiError) as refused:
-        read_form(content_type, body, REMOVED, max_parts)
+        read_form(content_type, body, REMOVED)
     return refused.value
 
 
@@ -105,14 +105,14 @@ def test_each_spelling_that_the_engine_reads_is_read_the_same(
 ) -> None:
     head = f"Content-Disposition: {disposition}\r\nContent-Type: audio/wav\r\n\r\n".encode()
     body = MODEL + b"--x\r\n" + head + b"RIFF\r\n--x--\r\nan end that nobody reads"
-    form = read_form(content_type, b"\r\n" + body, REMOVED, 16)
+    form = read_form(content_type, b"\r\n" + body, REMOVED)
     assert form.model == "m"
     assert fields(form) == [("model", None, b"m"), (name, filename, b"RIFF")] == engine_reads(content_type, body)
 
 
 def test_a_boundary_of_any_characters_is_read() -> None:
     body = part("model", b"m").replace(b"--x", b"--*****") + b"--*****--\r\n"
-    assert read_form("multipart/form-data; boundary=*****", body, REMOVED, 16).model == "m"
+    assert read_form("multipart/form-data; boundary=*****", body, REMOVED).model == "m"
 
 
 def test_a_boundary_in_the_middle_of_a_line_is_content() -> None:
@@ -173,10 +173,10 @@ def test_a_form_whose_parts_have_no_end_of_their_heads_is_refused_at_the_first(s
 
 
 def test_a_form_of_too_many_parts_is_refused_by_the_name_of_the_limit() -> None:
-    assert len(fields(read(*[part("a", b"1")] * 4, max_parts=4))) == 4
-    refused = refusal(b"".join([part("a", b"1")] * 5) + b"--x--\r\n", max_parts=4)
+    assert len(fields(read(*[part("a", b"1")] * MAX_PARTS))) == MAX_PARTS
+    refused = refusal(b"".join([part("a", b"1")] * (MAX_PARTS + 1)) + b"--x--\r\n")
     assert (refused.status, refused.code) == (400, "limit_exceeded")
-    assert "limits.max_form_parts" in refused.message
+    assert f"{MAX_PARTS} parts" in refused.message
 
 
 @pytest.mark.parametrize(

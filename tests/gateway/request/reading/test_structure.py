@@ -36,7 +36,7 @@ def counted(value: Any) -> tuple[int, int, int]:
 
 
 def is_refused(body: bytes, **limits: int) -> bool:
-    """Whether a limit is exceeded. The error then names all given limits."""
+    """Whether a limit is exceeded. The error then says what is limited."""
     refused: ApiError | None = None
     try:
         check_structure(body, StructureLimits(**limits))
@@ -45,7 +45,8 @@ def is_refused(body: bytes, **limits: int) -> bool:
     if refused is None:
         return False
     assert (refused.status, refused.code, refused.param) == (400, "limit_exceeded", "body")
-    assert all(f"limits.{name}" in refused.message for name in limits)
+    words = {"max_fields": "fields", "max_elements": "values", "max_nesting": "nested"}
+    assert all(words[name] in refused.message for name in limits)
     return True
 
 
