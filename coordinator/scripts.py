@@ -146,19 +146,13 @@ def load(name: str, allow_oom: bool, knobs: PolicyKnobs | None = None) -> Script
 
 @dataclass(frozen=True, slots=True)
 class PolicyKnobs:
-    """How to choose: the policy's name, the numbers of the cost expression (see lua/lib/costs.lua), and when requests
-    wait. The defaults are a gateway's: the script with these is loaded when it connects."""
+    """How to choose: the policy's name, and when requests wait. The defaults are a gateway's: the script with these is
+    loaded when it connects."""
 
     name: str = "prefix_kv_aware"
-    min_slack_requests: int = 8
-    load_factor: float = 1.5
-    request_cost_tokens: int = 128
-    copy_weight: float = 16.0
     max_active_requests: int = 0
     probe_ms: int = 5000
     bind_ttl_ms: int = 60_000
-    cpu_credit: float = 0.8
-    store_credit: float = 0.6
     max_wait_s: float = 10.0
     prefill_tokens_per_s: float = 8000.0
     max_waiting: int = 1000

@@ -258,8 +258,7 @@ def _store(settings: GatewaySettings, gateway: str) -> Store:
 
 
 def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
-    watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
-    return Watcher(settings.redis.url, gateway, watch)
+    return Watcher(settings.redis.url, gateway, WatchSettings(settings.store.chunk_ttl_s))
 
 
 def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:

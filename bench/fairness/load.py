@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import count as numbers
 from typing import Any
 
-from bench.fairness.tenants import OUTPUT_WEIGHT, Tenant
+from bench.fairness.tenants import Tenant
 from bench.fleet.client import Answer, Client, NoAnswer
 from bench.load import MODEL
 from bench.routing.mixes import BYTES_PER_TOKEN
 from bench.workloads import text
+from gateway.routing.tenants import OUTPUT_WEIGHT
 
 _ANSWER_S = 600.0
 _REFUSED_S = 0.1

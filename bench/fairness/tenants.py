@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-OUTPUT_WEIGHT = 2
-"""`queue.output_weight` by default: what a token of an answer is charged."""
-
 
 @dataclass(frozen=True)
 class Tenant:

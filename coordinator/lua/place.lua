@@ -5,12 +5,9 @@
 --
 -- SETTINGS
 --   text    policy: a file of policies/
---   number  min_slack_requests, load_factor, request_cost_tokens, copy_weight
 --   number  max_active_requests: 0: no cap
 --   number  probe_ms: how long a half-open breaker waits for its probe
 --   number  bind_ttl_ms: chains are kept for one to two of these
---   number  cpu_credit: what a token in CPU memory is worth (0..1) until it is measured
---   number  store_credit: what a token in LMCache's Redis tier is worth (0..1) until it is measured
 --   number  max_wait_s: a replica has room while it computes what is ahead of a new prompt in less; 0: always
 --   number  prefill_tokens_per_s: of a replica whose rate is not measured
 --   number  max_waiting, max_waiting_per_tenant: requests that wait, in the pool and of one tenant
@@ -330,7 +327,7 @@ if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
     local prefers = false
     if full and not must_wait and patience_ms >= LEAST_PATIENCE_MS then
       local same = sum_of(field_of(base .. 'patient', held_key))
-      prefers = same < MOST_PATIENT and full + same * request_cost_tokens < fleet.cost[chosen]
+      prefers = same < MOST_PATIENT and full + same * REQUEST_COST_TOKENS < fleet.cost[chosen]
     end
     if explain and (must_wait or is_behind or prefers) then
       local refusal, expected_ms, ahead = refusal_of(base, band, queue, tenant, math.huge, is_blocked)

@@ -2,7 +2,7 @@
 holder of the lease does the work.
 
 It never scans. Redis' events, if they are on, tell it of every chunk that is written. It finds others by RANDOMKEY:
-`samples_per_s` a second, some 5 us of Redis' time each. It looks at each known chunk a dozen times in the chunk's life
+100 a second, some 5 us of Redis' time each. It looks at each known chunk a dozen times in the chunk's life
 (chunk_schedule.py), with a script that gives a TTL to a chunk without one and a new life to a chunk that is read
 (lua/tend.lua). It uses connections of its own, so no placement waits for its answers.
 """

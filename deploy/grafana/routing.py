@@ -125,7 +125,7 @@ _REGRET = Row(
             "Sent past who held most",
             "The share of placements that left the replica with the longest match on purpose, as it was too busy for "
             "that to pay off. Low while load is even; it grows as a prefix that many want gains owners. High for long: "
-            "a few replicas hold what everybody asks for, or policy.load_factor is too tight.",
+            "a few replicas hold what everybody asks for.",
             (
                 Query(
                     share_of("kvgate_decisions_total", 'why=~"partial_hit|rebalanced"'),
@@ -157,7 +157,7 @@ _BALANCE = Row(
         Panel(
             "Requests in flight by replica",
             "Of all gateways together. Close to each other under load; no replica is given more than 1.5 times the "
-            "mean (policy.load_factor) once it has more than 8 (policy.min_slack_requests).",
+            "mean once it has more than 8.",
             (Query(_ACTIVE, "{{replica}}"),),
         ),
         Panel(

@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+_FEW_REQUESTS, _MUCH_BUSIER = 8, 1.5
+"""As in the load guard of a pool: see coordinator/lua/lib/costs.lua."""
+
 
 class PoolRoom(NamedTuple):
     """The room of one pool for a request."""
@@ -29,17 +32,15 @@ class PoolRoom(NamedTuple):
     """Requests that each replica may serve at once."""
 
 
-def choose_pool(
-    rooms: Mapping[str, PoolRoom], affinity: bytes, min_slack_requests: float, load_factor: float
-) -> str | None:
+def choose_pool(rooms: Mapping[str, PoolRoom], affinity: bytes) -> str | None:
     """The pool for a request with this affinity; None if no pool has a ready replica. A pool is too busy if its
-    replicas have no free slot; or if they have more than `min_slack_requests` each, and more than `load_factor` times
+    replicas have no free slot; or if they have more than _FEW_REQUESTS each, and more than _MUCH_BUSIER times
     as many as those of the least busy pool would have with one more."""
     ready = {pool: room for pool, room in rooms.items() if room.ready}
     if not ready:
         return None
     least = min((room.in_flight + 1) / room.ready for room in ready.values())
-    limit = max(min_slack_requests, load_factor * least)
+    limit = max(_FEW_REQUESTS, _MUCH_BUSIER * least)
 
     def rank(pool: str) -> tuple[bool, bool, float]:
         room = ready[pool]

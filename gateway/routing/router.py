@@ -99,8 +99,7 @@ class Router:
         }
         if tried and not asked and (here := rooms.get(job.served.backend)) is not None and here.ready:
             return True
-        settings = self._settings.policy
-        chosen = choose_pool(rooms, _conversation(job), settings.min_slack_requests, settings.load_factor)
+        chosen = choose_pool(rooms, _conversation(job))
         if chosen is None and not tried and job.is_choosy:
             job.needed_tokens, job.refusing = 0, frozenset()
             return self.aim(job)
@@ -431,16 +430,10 @@ def breaker_knobs(health: HealthSettings) -> BreakerKnobs:
 
 def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
     """The settings of one policy, as scripts take them."""
-    chosen, queue = settings.policy, settings.queue
+    queue = settings.queue
     return PolicyKnobs(
         name=policy,
-        min_slack_requests=chosen.min_slack_requests,
-        load_factor=chosen.load_factor,
-        request_cost_tokens=chosen.request_cost_tokens,
-        copy_weight=chosen.copy_weight,
-        max_active_requests=chosen.max_active_requests or 0,
-        cpu_credit=chosen.cpu_credit,
-        store_credit=chosen.store_credit,
+        max_active_requests=settings.policy.max_active_requests or 0,
         probe_ms=int(settings.health.breaker_open_s * 1000),
         max_wait_s=queue.max_wait_s,
         prefill_tokens_per_s=queue.prefill_tokens_per_s,

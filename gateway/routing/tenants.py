@@ -10,6 +10,9 @@ from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
 
 NOBODY = "-"
 """The tenant of all callers if no API keys are configured."""
+OUTPUT_WEIGHT = 2
+"""A token of an answer takes as much of a tenant's share as this many of a prompt: a GPU computes those of a prompt
+together, and those of an answer one by one, but for many requests at once."""
 _ASSUMED_OUTPUT_TOKENS = 200.0
 _NEWEST = 0.1
 """The part of the newest answer in the mean."""
@@ -48,7 +51,7 @@ class Tenants:
         output_tokens = self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
         if max_output_tokens is not None and max_output_tokens < output_tokens:
             output_tokens = max_output_tokens
-        charge_tokens = round(self._queue.output_weight * output_tokens)
+        charge_tokens = round(OUTPUT_WEIGHT * output_tokens)
         standing = Standing(band, name, known.weight, charge_tokens, since_ms, self._wait_ms, self._starve_ms)
         return room_share, standing
 
@@ -94,7 +97,7 @@ class Tenants:
     def used_so_far(self, uncached_tokens: int, output_tokens: int) -> Used:
         """What a part of an answer took."""
         uncached_tokens = max(0, uncached_tokens)
-        charge_tokens = uncached_tokens + round(self._queue.output_weight * output_tokens)
+        charge_tokens = uncached_tokens + round(OUTPUT_WEIGHT * output_tokens)
         return Used(charge_tokens, uncached_tokens + output_tokens)
 
     def engine_priority(self, tenant: str | None) -> int | None:

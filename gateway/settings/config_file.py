@@ -55,6 +55,14 @@ _PATTERNS = {
 RETIRED: dict[str, str | float] = {
     "coordinator": "agents change the map themselves, so nobody applies their events, and there is no command "
     "`kvgate coordinator`. If store.watch is false because that command watched Redis, set it to true",
+    "policy.min_slack_requests": 8,
+    "policy.load_factor": 1.5,
+    "policy.request_cost_tokens": 128,
+    "policy.copy_weight": 16,
+    "policy.cpu_credit": "it is measured, and 0.8 until then",
+    "policy.store_credit": "it is measured, and 0.6 until then",
+    "queue.output_weight": 2,
+    "store.samples_per_s": 100,
     "limits.max_uploads": 4096,
     "limits.min_body_bytes_per_s": 1024,
     "limits.max_messages": 16384,

@@ -96,13 +96,7 @@ class ReplicaSettings(Section):
 class PolicySettings(Section):
     name: str = DEFAULT_POLICY
     allow_header: bool = False
-    min_slack_requests: Count = 8
-    load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
-    request_cost_tokens: Annotated[int, Field(ge=0)] = 128
-    copy_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 16.0
     max_active_requests: Count | None = None
-    cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
-    store_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.6
 
     @field_validator("name", mode="before")
     @classmethod
@@ -173,7 +167,6 @@ class SecuritySettings(Section):
 class StoreSettings(Section):
     watch: bool = True
     chunk_ttl_s: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
-    samples_per_s: Annotated[int, Field(ge=10, le=2000)] = 100
 
 
 class LogSettings(Section):

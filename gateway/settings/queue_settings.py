@@ -39,7 +39,6 @@ class QueueSettings(Section):
     prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 8000.0
     wait_s: Seconds = 60
     starve_s: Seconds = 30
-    output_weight: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 2
     max_waiting: Count = 1000
     max_waiting_per_tenant: Count = 500
     bands: Annotated[list[BandSettings], Field(min_length=1, max_length=MAX_BANDS)] = Field(

@@ -16,7 +16,9 @@ STATES = (
     *("all idle", "busy", "uneven", "90 % dead", "30 % broken", "an adapter on three", "a prompt owned by all"),
     *("mixed capacities", "all tried but one", "full caches", "caches filling up"),
 )
-_ASSUMED_CAPACITY_TOKENS = 100_000
+_ASSUMED_CAPACITY_TOKENS, _REQUEST_COST_TOKENS, _COPY_WEIGHT = 100_000, 128, 16
+_MIN_SLACK_REQUESTS, _LOAD_FACTOR = 8, 1.5
+"""The numbers of lua/lib/costs.lua."""
 
 
 @dataclass
@@ -72,17 +74,17 @@ class Prompt:
         )
 
 
-def costs(fleet: Mapping[str, Replica], names: Sequence[str], prompt: Prompt, knobs: PolicyKnobs) -> dict[str, float]:
+def costs(fleet: Mapping[str, Replica], names: Sequence[str], prompt: Prompt) -> dict[str, float]:
     """The cost of each replica: the expression of lua/lib/costs.lua, for replicas of any capacity and no other tier."""
     held = max((prompt.matched_tokens(name) for name in names), default=0)
     best = max((prompt.credit_tokens(name) for name in names), default=0)
-    request_cost = knobs.request_cost_tokens + 0.1 * (prompt.prompt_tokens - best)
+    request_cost = _REQUEST_COST_TOKENS + 0.1 * (prompt.prompt_tokens - best)
     found = {}
     for name in names:
         one, lacks, share = fleet[name], best - prompt.credit_tokens(name), 1.0
         if prompt.hits and held:
             holds = one.capacity_tokens or _ASSUMED_CAPACITY_TOKENS
-            share = max(1 / (1 + prompt.hits), min(1.0, knobs.copy_weight * lacks / holds))
+            share = max(1 / (1 + prompt.hits), min(1.0, _COPY_WEIGHT * lacks / holds))
         copied = max(lacks, held - prompt.matched_tokens(name)) * share if held else prompt.prompt_tokens
         displaced = max(0.0, one.occupied_tokens + copied - one.capacity_tokens) if one.capacity_tokens else 0.0
         charged = prompt.prompt_tokens - best + lacks * share
@@ -90,10 +92,10 @@ def costs(fleet: Mapping[str, Replica], names: Sequence[str], prompt: Prompt, kn
     return found
 
 
-def below_the_guard(fleet: Mapping[str, Replica], names: Sequence[str], knobs: PolicyKnobs) -> list[str]:
+def below_the_guard(fleet: Mapping[str, Replica], names: Sequence[str]) -> list[str]:
     """The replicas that the load guard allows."""
     mean_active = sum(fleet[name].active for name in names) / len(names)
-    limit = max(knobs.min_slack_requests, knobs.load_factor * mean_active)
+    limit = max(_MIN_SLACK_REQUESTS, _LOAD_FACTOR * mean_active)
     return [name for name in names if fleet[name].active < limit] or list(names)
 
 

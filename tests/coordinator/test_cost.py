@@ -10,7 +10,6 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PolicyKnobs
 from tests.coordinator.reference import Prompt, Replica, costs
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, chain, own, register, request
 
@@ -46,7 +45,7 @@ async def test_the_script_computes_the_costs_of_the_expression(pool: Pool, clien
         told = json.loads(answer)
         by_script = {one["replica"]: one["cost"] for one in told["replicas"]}
         prompt = Prompt(keys, list(asked.tokens), told["prompt_tokens"], told["shared_hits"], depth)
-        assert by_script == pytest.approx(costs(fleet, names, prompt, PolicyKnobs()))
+        assert by_script == pytest.approx(costs(fleet, names, prompt))
 
 
 async def test_what_others_share_is_shared_also_where_nobody_says_how_much_he_holds(
@@ -69,9 +68,9 @@ async def test_of_what_lies_in_cpu_memory_the_part_that_it_is_not_worth_is_charg
     keys = chain(*range(12))
     for key in keys[:4]:
         await client.hset(KEYS.own(key), "r0", f"life1 resident cpu {SPAN_TOKENS} 0 {2**40} 1 0 1")
-    found = await by_replica(pool, request("x", keys, knobs=PolicyKnobs(cpu_credit=0.25)))
-    assert (found["r0"]["matched_tokens"], found["r0"]["credit_tokens"]) == (400, 100)
-    assert found["r0"]["charged_tokens"] == 800 + 300
+    found = await by_replica(pool, request("x", keys))
+    assert (found["r0"]["matched_tokens"], found["r0"]["credit_tokens"]) == (400, 320)
+    assert found["r0"]["charged_tokens"] == 800 + 80
     assert found["r1"]["charged_tokens"] == 800 + 400
 
 

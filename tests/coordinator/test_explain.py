@@ -104,7 +104,7 @@ async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, cl
         "guarded": True,
         "has_room": True,
     }
-    # r0 lacks 400 tokens that others share. They are charged at copy_weight times their share of its cache.
+    # r0 lacks 400 tokens that others share. They are charged at 16 times their share of its cache.
     assert listed["r0"]["charged_tokens"] == pytest.approx(600 + 400 * (16 * 400 / 10_000))
     assert listed["r1"]["cost"] == 700 + 3 * 600 + 0 + 9 * 188
     assert (told["shared_hits"], told["replica"], told["why"]) == (24, "r0", "rebalanced")

@@ -60,8 +60,8 @@ async def test_a_look_at_a_few_is_as_good_as_a_look_at_all(pool: Pool, client: r
             decision = json.loads(answer)
             allowed = [name for name in stage.good if name not in prompt.tried]
             assert decision["replica"] in allowed, (number, kind)
-            cost = costs(stage.fleet, allowed, prompt, KNOBS)
-            least.append(min(cost[name] for name in below_the_guard(stage.fleet, allowed, KNOBS)))
+            cost = costs(stage.fleet, allowed, prompt)
+            least.append(min(cost[name] for name in below_the_guard(stage.fleet, allowed)))
             regrets.append(cost[decision["replica"]] - least[-1])
             looked_at.append(len(decision["replicas"]))
     assert max(looked_at) < 32

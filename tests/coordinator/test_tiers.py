@@ -122,12 +122,12 @@ async def test_a_replica_without_lmcache_loads_nothing(pool: Pool, client: redis
     assert placed.backlog_tokens == 800
 
 
-async def test_until_it_is_measured_the_policy_says_what_loading_is_worth(
+async def test_until_it_is_measured_loading_is_worth_somewhat_less_than_having(
     pool: Pool, client: redis.Redis, keys: list[str]
 ) -> None:
     await client.hset(KEYS.tiers, mapping={"r0": "- ?", "r1": "- ?", "r2": "- -"})
-    found = await by_replica(pool, request("x", keys, knobs=PolicyKnobs(store_credit=0.25)))
-    assert {name: each["store_credit"] for name, each in found.items()} == {"r0": 0.25, "r1": 0.25, "r2": 0}
+    found = await by_replica(pool, request("x", keys))
+    assert {name: each["store_credit"] for name, each in found.items()} == {"r0": 0.6, "r1": 0.6, "r2": 0}
 
 
 async def test_what_one_replica_has_measured_is_expected_of_those_that_have_not(
@@ -144,8 +144,8 @@ async def test_a_tier_in_cpu_memory_is_worth_what_its_agent_measured(pool: Pool,
     for name in ("r0", "r1"):
         await client.hset(KEYS.own(keys[-1]), name, f"life1 resident cpu {SPAN_TOKENS} 0 {2**40} 1 0 1")
     await client.hset(KEYS.tiers, "r0", "0.5 -")
-    found = await by_replica(pool, request("x", keys, knobs=PolicyKnobs(cpu_credit=0.75)))
-    assert {name: each["credit_tokens"] for name, each in found.items()} == {"r0": 400, "r1": 600}
+    found = await by_replica(pool, request("x", keys))
+    assert {name: each["credit_tokens"] for name, each in found.items()} == {"r0": 400, "r1": 640}
 
 
 async def test_where_no_replica_has_a_tier_nothing_is_looked_up(pool: Pool, client: redis.Redis) -> None:

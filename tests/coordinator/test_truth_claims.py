@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from coordinator.pool import claims
 from coordinator.pool.claims import CONFIRM_S
 from coordinator.pool.engine_feedback import credit
 from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.scripts import Placement
 from tests.coordinator.stage import (
     KEYS,
     chain,
@@ -256,6 +255,6 @@ async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(
 async def test_a_token_in_cpu_memory_is_worth_its_credit(stream: Stream, pool: Pool) -> None:
     keys = chain(*range(10))
     await stream.say(*gains(keys, medium="cpu"))
-    told = await pool.explain(replace(request("a", keys), knobs=PolicyKnobs(cpu_credit=0.25)))
+    told = await pool.explain(request("a", keys))
     assert told is not None
-    assert b'"credit_tokens":250' in told
+    assert b'"credit_tokens":800' in told

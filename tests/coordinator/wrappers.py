@@ -105,7 +105,7 @@ async def _no_connection(_on_broken: Callable[[StoreError], None]) -> Wire:
 
 async def _gateway_calls(wire: Recorder) -> None:
     pool = Pool("m", "gw0", 1.0, connect=_no_connection)
-    knobs = PolicyKnobs("random", 21, 22.5, 23, 24.5, 26, 27, 28, 0.5, 0.25)
+    knobs = PolicyKnobs("random", 26, 27, 28, 0.5, 0.25, 21, 23)
     asked = PlaceRequest(
         *("res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", _SUBSET, ("o1", "o2"), True, _SHAPE),
         answer=(1, 2),

@@ -6,13 +6,17 @@
 -- or active by speed.
 
 local CHARGED_WEIGHT = 3
+-- Few enough requests that an engine batches them at next to no cost, and a share of the mean that keeps the load even
+-- without copies that nobody needs.
+local MIN_SLACK_REQUESTS, LOAD_FACTOR = 8, 1.5
+local REQUEST_COST_TOKENS, COPY_WEIGHT = 128, 16 -- found with mixes of requests: see docs/adr/0002-placing.md
 
 -- include speeds
 
 -- A replica with this many active requests or more is not chosen while another one has fewer. A request that can wait may
 -- choose one that is full.
 local function most_active(mean_active)
-  local limit = math.max(min_slack_requests, load_factor * mean_active)
+  local limit = math.max(MIN_SLACK_REQUESTS, LOAD_FACTOR * mean_active)
   return max_active_requests > 0 and room_share == 0 and math.min(limit, max_active_requests) or limit
 end
 
@@ -49,14 +53,14 @@ end
 --   backlog + CHARGED_WEIGHT * charged + displaced + load
 -- charged: the tokens that the replica has to compute. If other requests share the prefix, its missing tokens are
 -- charged in part: once computed, later requests hit them there, too. But a copy takes room in the cache, so this share
--- never falls below copy_weight times the part of the cache that the copy takes. A prefix that no other request has
+-- never falls below COPY_WEIGHT times the part of the cache that the copy takes. A prefix that no other request has
 -- used is charged in full. If a replica does not say how much it holds, ASSUMED_CAPACITY_TOKENS is used: with no share
 -- at all, every conversation would stay on the replica that holds its system prompt.
 -- displaced: the tokens of a copy, or of a prompt that no replica holds, for which the cache has no room. They push out
 -- tokens that a later request will compute again. An owner is not charged for tokens that every replica would have to
 -- compute. So while all are idle, the owner with the most credit (on the GPU, a deepest one) is always the cheapest.
 -- All replicas that can load LMCache's chunks miss the same small part of them. Then the load decides.
--- load: request_cost_tokens for each request in flight, and a tenth of the tokens that no cache has. A large context
+-- load: REQUEST_COST_TOKENS for each request in flight, and a tenth of the tokens that no cache has. A large context
 -- that must be computed anyway is better placed where there is less to do, because later requests will follow it there.
 -- A fast replica needs less time for it. So if the replicas are not equally fast, the sum is divided by the speed: it is in
 -- tokens of a replica of mean speed. Of the tokens that every replica has to compute, only their own time is divided: the
@@ -71,7 +75,7 @@ local function prefix_costs(fleet, hits)
       best_tokens = fleet.credit[i]
     end
   end
-  local request_cost = request_cost_tokens + 0.1 * (prompt_tokens - best_tokens)
+  local request_cost = REQUEST_COST_TOKENS + 0.1 * (prompt_tokens - best_tokens)
   for i = 1, fleet.count do
     local lacks, capacity = best_tokens - fleet.credit[i], fleet.capacity[i]
     if lacks < 0 then
@@ -80,7 +84,7 @@ local function prefix_costs(fleet, hits)
     local share = 1
     if hits > 0 then
       local holds = capacity > 0 and capacity or ASSUMED_CAPACITY_TOKENS
-      share = math.max(1 / (1 + hits), math.min(1, copy_weight * lacks / holds))
+      share = math.max(1 / (1 + hits), math.min(1, COPY_WEIGHT * lacks / holds))
     end
     local charged, displaced = prompt_tokens - best_tokens + lacks * share, 0
     if capacity > 0 then

@@ -17,7 +17,7 @@ if has_any and redis.pcall('HLEN', speeds_key) ~= 0 then
   -- The requests that the load guard counts: a fast replica may have more. The first few never count, and
   -- max_active_requests is the same for all.
   function speeds.guarded(active, speed)
-    if active < min_slack_requests then
+    if active < MIN_SLACK_REQUESTS then
       return 0
     end
     local is_full = max_active_requests > 0 and room_share == 0 and active >= max_active_requests

@@ -7,6 +7,9 @@
 -- Nobody reports whether a chunk is still there: chunks expire, are evicted and are deleted, so the script asks Redis.
 
 local MIN_STORED_TOKENS = 64
+-- What a cached token is worth that a replica must load: 1 is as much as on the GPU. These hold until an agent of the
+-- pool has measured what loading saves: CPU memory is faster than a Redis behind a network.
+local CPU_CREDIT, STORE_CREDIT = 0.8, 0.6
 
 -- A number from 0 to 1; nil if the text is none.
 local function share_of(text)
@@ -49,14 +52,14 @@ end
 local function weigh_tiers(fleet, held, count, has_tiers)
   local names, likely, credit, cpu_credits, store_credits = fleet.name, fleet.likely, {}, {}, {}
   local tiers = has_tiers and redis.pcall('HMGET', tiers_key, unpack(names)) or {}
-  local measured, is_stored, stored_keys, stored_tokens = store_credit, false, 0, 0
+  local measured, is_stored, stored_keys, stored_tokens = STORE_CREDIT, false, 0, 0
   local is_measured = false
   for i = 1, fleet.count do -- replicas of a pool are alike: what one has measured is assumed of the others
-    cpu_credits[i], store_credits[i] = cpu_credit, 0
+    cpu_credits[i], store_credits[i] = CPU_CREDIT, 0
     if tiers[i] then
       local cpu, store = string.match(tiers[i], '^(%S+) (%S+)$')
       is_stored = is_stored or (store and store ~= '-')
-      cpu_credits[i], store_credits[i] = share_of(cpu) or cpu_credit, share_of(store) or (store == '?' and '?' or 0)
+      cpu_credits[i], store_credits[i] = share_of(cpu) or CPU_CREDIT, share_of(store) or (store == '?' and '?' or 0)
       if share_of(store) then
         measured, is_measured = math.max(share_of(store), is_measured and measured or 0), true
       end

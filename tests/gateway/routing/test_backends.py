@@ -6,18 +6,16 @@ from collections import Counter
 
 from gateway.routing.backends import PoolRoom, choose_pool
 
-SLACK, FACTOR = 4, 2.0
-
 
 def chosen(rooms: dict[str, PoolRoom], prompts: int = 3000) -> Counter[str | None]:
-    return Counter(choose_pool(rooms, b"%d" % n, SLACK, FACTOR) for n in range(prompts))
+    return Counter(choose_pool(rooms, b"%d" % n) for n in range(prompts))
 
 
 def test_pools_share_by_their_ready_replicas_and_one_without_any_gets_nothing() -> None:
     shares = chosen({"old": PoolRoom(3), "new": PoolRoom(1), "dead": PoolRoom(0)})
     assert shares.keys() == {"old", "new"}
     assert 0.70 < shares["old"] / shares.total() < 0.80
-    assert choose_pool({"dead": PoolRoom(0)}, b"", SLACK, FACTOR) is None
+    assert choose_pool({"dead": PoolRoom(0)}, b"") is None
 
 
 def test_a_replica_that_comes_moves_only_conversations_to_its_own_pool() -> None:
@@ -25,8 +23,7 @@ def test_a_replica_that_comes_moves_only_conversations_to_its_own_pool() -> None
     moved = Counter(
         (was, now)
         for n in range(3000)
-        if (was := choose_pool(before, b"%d" % n, SLACK, FACTOR))
-        != (now := choose_pool(after, b"%d" % n, SLACK, FACTOR))
+        if (was := choose_pool(before, b"%d" % n)) != (now := choose_pool(after, b"%d" % n))
     )
     assert moved.keys() == {("old", "new")}
 

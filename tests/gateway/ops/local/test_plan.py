@@ -84,9 +84,9 @@ def test_a_gateway_gets_its_own_port_and_the_shared_one(tmp_path: Path) -> None:
 
 
 def test_the_base_is_kept_where_the_cluster_does_not_decide(tmp_path: Path) -> None:
-    base = {"host": "0.0.0.0", "redis": {"url": "redis://other", "budget_ms": 50}, "policy": {"load_factor": 2.0}}
+    base = {"host": "0.0.0.0", "redis": {"url": "redis://other", "budget_ms": 50}, "policy": {"max_active_requests": 2}}
     settings = settings_of(Plan(tmp_path, policy="random"), base)
-    assert (settings.redis.budget_ms, settings.policy.load_factor, settings.policy.name) == (50, 2.0, "random")
+    assert (settings.redis.budget_ms, settings.policy.max_active_requests, settings.policy.name) == (50, 2, "random")
     assert (settings.host, settings.redis.url) == ("127.0.0.1", "redis://127.0.0.1:7000")
 
 
