@@ -102,7 +102,7 @@ class Bench:
         request = PlaceRequest(
             *(reservation, keys, tokens, tokens[-1], PolicyKnobs(), self._placed), serving=self._subset, room_share=1.0
         )
-        self._pool.subsets.use(self._subset, request.knobs.probe_ms)  # the first one makes the orders
+        self._pool.subsets.use(self._subset)  # the first one makes the orders
         operands = request.operands(self._script, self._pool.keys, GATEWAY, 1, explain=False)
         await self._wire.send("CONFIG", "RESETSTAT")
         started = time.perf_counter()

@@ -9,6 +9,7 @@ signature         the header of a script: which KEYS and ARGV it takes
 store             the connections of a process; hands out a Pool for each base model
 store_connection  one connection to the store: up or down, and what follows from it
 errors            what can go wrong with the store
+breaker           when the breaker of a replica opens, and for how long
 redis/            the connection itself: addresses, pipelining, limits of time, INFO
 pool/             one pool as one gateway uses it: placing, ownership, and what answers teach
 chores/           what one process does for all: trimming, reaping, repairing, applying events

@@ -22,6 +22,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from coordinator import breaker
 from coordinator.keys import PoolKeys
 from coordinator.registry import SESSION, TOLD, ReplicaRecord
 from coordinator.signature import Flattener, Signature, flattener, lua_locals, read_signature
@@ -68,7 +69,7 @@ def local_line(name: str, knobs: PolicyKnobs | None = None) -> str:
 def _settings(knobs: PolicyKnobs | None) -> dict[str, Any]:
     """The settings of `place`."""
     settings = asdict(knobs or PolicyKnobs())
-    return {"policy": settings.pop("name"), **settings}
+    return {"policy": settings.pop("name"), "probe_ms": breaker.OPEN_MS, **settings}
 
 
 @cache
@@ -151,23 +152,11 @@ class PolicyKnobs:
 
     name: str = "prefix_kv_aware"
     max_active_requests: int = 0
-    probe_ms: int = 5000
-    bind_ttl_ms: int = 60_000
     max_wait_s: float = 10.0
     prefill_tokens_per_s: float = 8000.0
     max_waiting: int = 1000
     max_waiting_per_tenant: int = 500
     tells_costs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerKnobs:
-    """When a replica's breaker opens, and for how long: see lua/report.lua."""
-
-    failures: int = 3
-    error_rate: float = 0.5
-    window_ms: int = 10_000
-    open_ms: int = 5000
 
 
 @lru_cache(maxsize=1024)

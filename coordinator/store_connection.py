@@ -43,6 +43,10 @@ PAUSE_S, MAX_PAUSE_S = 0.05, 0.5
 _JITTER = 0.5
 """Gateways that lost the store together do not return in one moment."""
 CONNECT_S = 1.0
+BREAKER_MISSES = 5
+"""Late placements in a row after which placements pause: one or two are a hiccup, and each costs a request its time."""
+OVERDUE_S, OVERDUE_BUDGETS = 1.0, 2.0
+"""If a reply is missing for so long, or for so many budgets if that is longer, its connection is closed: it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,6 @@ class StoreOptions:
 
     url: str
     budget_s: float = 0.020
-    breaker_misses: int = 5
-    overdue_s: float = 1.0
     namespace: str = ""
     knobs: tuple[PolicyKnobs, ...] = ()
     """The settings of placements that most requests use."""
@@ -128,7 +130,7 @@ class StoreConnection:
             return
         self._missed_at = now
         self._misses += 1
-        is_over = self._misses >= self._settings.breaker_misses
+        is_over = self._misses >= BREAKER_MISSES
         reason = f"{self._misses} placements in a row failed; the last: {error}"
         if is_over and isinstance(error, StoreRefused):
             self._give_up(reason)
@@ -218,7 +220,7 @@ class StoreConnection:
         beats: set[asyncio.Task[Any]] = set()
         try:
             while not self._broken.is_set():
-                if wire.oldest_age_s() > self._settings.overdue_s:
+                if wire.oldest_age_s() > max(OVERDUE_S, OVERDUE_BUDGETS * self._settings.budget_s):
                     self._give_up("a reply is overdue")
                     return
                 if not beats:

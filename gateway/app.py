@@ -252,9 +252,8 @@ def _access_log(settings: GatewaySettings, metrics: Metrics, recorder: Recorder)
 
 def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
-    budget_s, overdue_s = redis.budget_ms / 1000, redis.overdue_ms / 1000
     knobs = (knobs_of(settings, settings.policy.name),)
-    return Store(StoreOptions(redis.url, budget_s, redis.breaker_misses, overdue_s, redis.namespace, knobs), gateway)
+    return Store(StoreOptions(redis.url, redis.budget_ms / 1000, redis.namespace, knobs), gateway)
 
 
 def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:

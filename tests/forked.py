@@ -6,6 +6,8 @@ A test run starts hundreds of gateways, agents and simulated replicas. Each woul
 what it computes. `use_it` makes `subprocess.Popen` ask the server for them. All else is as with a process that was
 started: its pid, its streams, its environment, its session, its end. (`ps` and /proc show the server's command line;
 `command_of` tells the right one.) A `kvgate up` starts its processes in the same way.
+
+`constants` gives other values to constants of the processes that are started meanwhile: shorter times, most often.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import tempfile
 import threading
 import traceback
 import types
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +44,8 @@ _IMPORTED = (
     "uvloop",
 )
 """With what these import, all that long-lived processes need."""
+_CONSTANTS = "KVGATE_TEST_CONSTANTS"
+"""The variable that tells a process which constants have other values."""
 _STATUS = struct.Struct("!i")
 _MAX_FDS = 16
 _server = ""
@@ -134,6 +139,18 @@ def _ask(path: str) -> None:
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
 
+@contextmanager
+def constants(values: Mapping[str, float]) -> Iterator[None]:
+    """Until the end of the block, processes that are started have other values in these constants, like
+    `coordinator.breaker.OPEN_MS`. Blocks may be nested."""
+    before = os.environ.get(_CONSTANTS, "{}")
+    os.environ[_CONSTANTS] = json.dumps({**json.loads(before), **values})
+    try:
+        yield
+    finally:
+        os.environ[_CONSTANTS] = before
+
+
 def command_of(pid: int) -> tuple[list[str], dict[str, str]] | None:
     """The command line of a process that was forked, and its environment; None if it was not."""
     file = Path(_server).with_name(str(pid))
@@ -210,6 +227,10 @@ def _become(path: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
         sys.argv = ["kvgate", *request["command"][len(KVGATE) :]]
         if sys.argv[1:2] == ["up"]:
             _ask(path)
+        for name, value in json.loads(os.environ.get(_CONSTANTS, "{}")).items():
+            module, _, constant = name.rpartition(".")
+            getattr(sys.modules[module], constant)  # a name that is none ends the process
+            setattr(sys.modules[module], constant, value)
         code = _run()
     finally:
         os._exit(code)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "coordinator", "bench")
 LAYERS = (
     "coordinator coordinator.errors coordinator.keys coordinator.registry coordinator.finding coordinator.signature",
-    "coordinator.lmcache_chunks coordinator.scripts coordinator.subset",
+    "coordinator.breaker coordinator.lmcache_chunks coordinator.scripts coordinator.subset",
     "coordinator.redis",
     "coordinator.pool",
     "coordinator.chores",

@@ -7,7 +7,6 @@
 --   text    policy: a file of policies/
 --   number  max_active_requests: 0: no cap
 --   number  probe_ms: how long a half-open breaker waits for its probe
---   number  bind_ttl_ms: chains are kept for one to two of these
 --   number  max_wait_s: a replica has room while it computes what is ahead of a new prompt in less; 0: always
 --   number  prefill_tokens_per_s: of a replica whose rate is not measured
 --   number  max_waiting, max_waiting_per_tenant: requests that wait, in the pool and of one tenant
@@ -63,6 +62,7 @@
 -- its prompt, {"blocked"} if its tenant has too many requests in flight.
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
+local BIND_TTL_MS = 60000 -- chains are kept for one to two of these: longer than a request waits for its first token
 local MOST_PATIENT, LEAST_PATIENCE_MS = 8, 500
 
 -- include time
@@ -485,7 +485,7 @@ end
 
 if claimed_from > 0 or report == 1 then
   local text = table.concat({ replica, incarnation, report, prompt_tokens, shape, chain }, ' ')
-  write_down(bound_key, now, bind_ttl_ms, tip, text)
+  write_down(bound_key, now, BIND_TTL_MS, tip, text)
 end
 
 if asked then

@@ -11,10 +11,8 @@
 -- ARGV
 --   text    replica, incarnation
 --   text    outcome: "failure" | "success"
---   number  min_failures: fewer do not open it
---   number  error_rate: the least share of all attempts in the window that opens it (0..1)
---   number  window_ms
---   number  open_ms: doubles with every failed probe, up to 12 times as long
+--   number  min_failures, error_rate, window_ms, open_ms: see coordinator/breaker.py; open_ms doubles with every failed
+--             probe, up to 12 times as long
 --   number  successes: attempts there within the last window_ms that succeeded and are not reported yet
 -- Returns the open_until_ms that now holds (0: closed), or -1 if the incarnation is not the current one.
 

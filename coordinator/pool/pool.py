@@ -20,6 +20,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from coordinator import breaker
 from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.claims import Claims
@@ -37,7 +38,6 @@ from coordinator.redis.wire import Reply, Wire, has_result
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
 from coordinator.scripts import (
     NOTHING,
-    BreakerKnobs,
     Exhausted,
     Placement,
     PlaceRequest,
@@ -343,7 +343,7 @@ class Pool:
         """Make sure that the store knows the request's subset; False if it is empty."""
         if request.serving is None:
             request.serving = Subset.of(self.records)
-        self.subsets.use(request.serving, request.knobs.probe_ms)
+        self.subsets.use(request.serving)
         return bool(request.serving)
 
     def _released(self, request: PlaceRequest, is_over: bool = False) -> None:
@@ -570,18 +570,18 @@ class Pool:
         self.run("mark", replica=replica, incarnation=incarnation, before=before, after=after)
         self.settlements.room(replica)
 
-    def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
+    def report(self, replica: str, incarnation: str, outcome: str, successes: int = 0, in_a_row: bool = False) -> None:
         """Report to a replica's shared breaker: a `failure`, with the successes not reported yet; or a probe's
-        `success`."""
+        `success`. After failures `in_a_row`, no success before them counts."""
         self.tell(
             "report",
             replica=replica,
             incarnation=incarnation,
             outcome=outcome,
-            min_failures=knobs.failures,
-            error_rate=knobs.error_rate,
-            window_ms=knobs.window_ms,
-            open_ms=knobs.open_ms,
+            min_failures=breaker.FAILURES,
+            error_rate=0 if in_a_row else breaker.ERROR_RATE,
+            window_ms=breaker.WINDOW_MS,
+            open_ms=breaker.OPEN_MS,
             successes=successes,
         )
         if outcome == "success":

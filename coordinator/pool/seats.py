@@ -120,7 +120,7 @@ class Seats:
         for name, one in self._waiting.items():
             request, subset = one.request, serving_now(one.request)
             if subset and request.serving is not None and subset.digest != request.serving.digest:
-                subsets.use(subset, request.knobs.probe_ms)
+                subsets.use(subset)
                 request.serving = subset
                 moved.setdefault(subset, []).append(name)
         for subset, names in moved.items():
@@ -133,7 +133,7 @@ class Seats:
         """Keep the subsets alive on which requests wait."""
         for one in self._waiting.values():
             if one.request.serving is not None:
-                subsets.use(one.request.serving, one.request.knobs.probe_ms)
+                subsets.use(one.request.serving)
 
     async def wait(self, request: PlaceRequest, seat: Seat, limit_s: float | None) -> Placement | Reservation | str:
         """Wait for the grant, or for what `take` hands out. Returns a status if the request has to be placed again.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from coordinator import breaker
 from coordinator.subset import Subset
 
 _KEEPER_LEASE_MS = 3000
@@ -36,15 +37,13 @@ class Subsets:
         self._used_s: dict[str, float] = {}
         self._next = "", 0
         """The subset, and the rank of the first replica, of the next piece to put in order."""
-        self._probe_ms = 0
 
     def forget(self) -> None:
         """The store may have lost its data: declare every subset again before its next placement."""
         self._declared.clear()
 
-    def use(self, subset: Subset, probe_ms: int) -> None:
+    def use(self, subset: Subset) -> None:
         """Declare a subset, unless that was done: the calls that follow on this connection may name it."""
-        self._probe_ms = probe_ms
         self._used_s[subset.digest] = time.monotonic()
         if subset.digest not in self._declared:
             self.declare(subset)
@@ -59,7 +58,7 @@ class Subsets:
                 digest=subset.digest,
                 total=len(names),
                 lease_ms=_LEASE_MS,
-                probe_ms=self._probe_ms,
+                probe_ms=breaker.OPEN_MS,
                 names=names[start : start + _AT_ONCE],
             )
 
@@ -98,7 +97,7 @@ class Subsets:
             digest=digest,
             first=first,
             last=first + _AT_ONCE - 1,
-            probe_ms=self._probe_ms,
+            probe_ms=breaker.OPEN_MS,
             is_last=first + _AT_ONCE >= counts[digest],
         )
         self._misplaced += max(0, int(misplaced))

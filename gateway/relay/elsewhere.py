@@ -25,7 +25,7 @@ class Elsewhere:
 
     def __init__(self, retries: RetrySettings, fleet: Fleet, router: Router, moves: Moves, metrics: Metrics) -> None:
         self._max_attempts = retries.max_attempts
-        self._budget = RetryBudget(retries)
+        self._budget = RetryBudget()
         self._fleet = fleet
         self._router = router
         self._moves = moves

@@ -7,17 +7,18 @@ the requests, as in Envoy's and Finagle's retry budgets. A few are always allowe
 from __future__ import annotations
 
 from gateway.routing.sliding_count import SlidingCount
-from gateway.settings.limit_settings import RetrySettings
 
 WINDOW_S = 10.0
+MIN_RETRIES = 10
+"""Always allowed: so many add no load that a fleet could notice, and a gateway with few requests needs them."""
+SHARE = 0.1
+"""Of the requests: more would make an overload worse, by a tenth at most. Envoy's budgets and Finagle's allow 0.2."""
 
 
 class RetryBudget:
-    """Within 10 s, allows `budget_min_retries` retries, or `budget_percent` of the requests if that is more."""
+    """Within 10 s, allows MIN_RETRIES retries, or a SHARE of the requests if that is more."""
 
-    def __init__(self, settings: RetrySettings) -> None:
-        self._min_retries = settings.budget_min_retries
-        self._share = settings.budget_percent / 100
+    def __init__(self) -> None:
         self._requests = SlidingCount(WINDOW_S)
         self._retries = SlidingCount(WINDOW_S)
 
@@ -27,7 +28,7 @@ class RetryBudget:
 
     def take(self, now_s: float) -> bool:
         """Whether one more retry is within the budget. If so, it is counted."""
-        allowed = max(self._min_retries, self._share * self._requests.total(now_s))
+        allowed = max(MIN_RETRIES, SHARE * self._requests.total(now_s))
         if self._retries.total(now_s) >= allowed:
             return False
         self._retries.add(now_s)

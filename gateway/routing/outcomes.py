@@ -10,18 +10,17 @@ before these are outweighed. So failures in a row, without a success between the
 
 from __future__ import annotations
 
-from coordinator.scripts import BreakerKnobs
+from coordinator import breaker
 from gateway.routing.sliding_count import SlidingCount
 
 
 class ReplicaOutcomes:
     """The outcomes on one replica."""
 
-    __slots__ = ("_bad", "_breaks_in_a_row", "_errors_in_a_row", "_good", "_knobs", "_suspect_until_s")
+    __slots__ = ("_bad", "_breaks_in_a_row", "_errors_in_a_row", "_good", "_suspect_until_s")
 
-    def __init__(self, knobs: BreakerKnobs) -> None:
-        window_s = knobs.window_ms / 1000
-        self._knobs = knobs
+    def __init__(self) -> None:
+        window_s = breaker.WINDOW_MS / 1000
         self._good, self._bad = SlidingCount(window_s), SlidingCount(window_s)
         self._suspect_until_s = 0.0
         self._errors_in_a_row = self._breaks_in_a_row = 0
@@ -43,7 +42,7 @@ class ReplicaOutcomes:
     @property
     def errs_in_a_row(self) -> bool:
         """Whether it answers one request after the other with an error, or breaks off one answer after the other."""
-        return max(self._errors_in_a_row, self._breaks_in_a_row) >= self._knobs.failures
+        return max(self._errors_in_a_row, self._breaks_in_a_row) >= breaker.FAILURES
 
     def broke_off(self, now_s: float) -> None:
         """An answer broke off after it was counted as a success: takes that back."""
@@ -53,11 +52,10 @@ class ReplicaOutcomes:
     def failed(self, now_s: float) -> int:
         """Counts an attempt that failed by the replica's fault. Returns the successes that were not reported to the
         store yet."""
-        knobs = self._knobs
         self._bad.add(now_s)
         bad, good = self._bad.total(now_s), max(0, self._good.total(now_s))
-        if bad >= knobs.failures and (self.errs_in_a_row or bad >= knobs.error_rate * (bad + good)):
-            self._suspect_until_s = now_s + knobs.open_ms / 1000
+        if bad >= breaker.FAILURES and (self.errs_in_a_row or bad >= breaker.ERROR_RATE * (bad + good)):
+            self._suspect_until_s = now_s + breaker.OPEN_MS / 1000
         return max(0, self._good.take_new(now_s))
 
     def is_suspect(self, now_s: float) -> bool:

@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.errors import NoRoom, OverLimit, StoreError, StoreLate
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
-from coordinator.scripts import NOTHING, BreakerKnobs, Placement, PolicyKnobs
+from coordinator.scripts import NOTHING, Placement, PolicyKnobs
 from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.errors import ApiError
@@ -29,7 +29,6 @@ from gateway.routing.rendezvous import fallback_order, first_usable, rendezvous_
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
-from gateway.settings.limit_settings import HealthSettings
 
 _log = structlog.get_logger("kvgate.router")
 
@@ -57,7 +56,6 @@ class Router:
         self.is_watched = False
         """Whether placements tell what their candidates cost, because somebody watches."""
         self._ids = itertools.count(1)
-        self._breaker = breaker_knobs(settings.health)
         self._outcomes: dict[str, ReplicaOutcomes] = {}
         self._local = LocalQueue(store, self._is_suspect)
         self._asking: dict[str, Job] = {}
@@ -373,8 +371,7 @@ class Router:
         """The replica itself failed: reports that to its shared breaker."""
         outcomes = self._outcomes_of(ticket.replica)
         unreported = outcomes.failed(time.monotonic())
-        knobs = replace(self._breaker, error_rate=0.0) if outcomes.errs_in_a_row else self._breaker
-        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", knobs, unreported)
+        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", unreported, outcomes.errs_in_a_row)
 
     def erred(self, replica: str) -> None:
         """The replica answered with a server error, or not at all. Whose fault that is, is not known yet."""
@@ -395,7 +392,7 @@ class Router:
         self._outcomes_of(ticket.replica).succeeded(time.monotonic())
         fleet = ticket.pool.state
         if fleet is not None and fleet.open_until_ms.get(ticket.replica):
-            ticket.pool.report(ticket.replica, ticket.incarnation, "success", self._breaker)
+            ticket.pool.report(ticket.replica, ticket.incarnation, "success")
 
     def ended_well(self, ticket: Ticket) -> None:
         """The replica's answer is complete."""
@@ -408,7 +405,7 @@ class Router:
         if outcomes is None:
             now = time.monotonic()
             self._outcomes = {name: each for name, each in self._outcomes.items() if not each.are_over(now)}
-            outcomes = self._outcomes[replica] = ReplicaOutcomes(self._breaker)
+            outcomes = self._outcomes[replica] = ReplicaOutcomes()
         return outcomes
 
 
@@ -418,23 +415,12 @@ def _give_back(last: Ticket) -> None:
     last.done()
 
 
-def breaker_knobs(health: HealthSettings) -> BreakerKnobs:
-    """The settings of breakers, as scripts take them."""
-    return BreakerKnobs(
-        health.breaker_failures,
-        health.breaker_error_rate,
-        int(health.breaker_window_s * 1000),
-        int(health.breaker_open_s * 1000),
-    )
-
-
 def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
     """The settings of one policy, as scripts take them."""
     queue = settings.queue
     return PolicyKnobs(
         name=policy,
         max_active_requests=settings.policy.max_active_requests or 0,
-        probe_ms=int(settings.health.breaker_open_s * 1000),
         max_wait_s=queue.max_wait_s,
         prefill_tokens_per_s=queue.prefill_tokens_per_s,
         max_waiting=queue.max_waiting,

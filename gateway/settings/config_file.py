@@ -55,6 +55,8 @@ _PATTERNS = {
 RETIRED: dict[str, str | float] = {
     "coordinator": "agents change the map themselves, so nobody applies their events, and there is no command "
     "`kvgate coordinator`. If store.watch is false because that command watched Redis, set it to true",
+    "redis.breaker_misses": 5,
+    "redis.overdue_ms": "it is 1000, or twice redis.budget_ms if that is more",
     "policy.min_slack_requests": 8,
     "policy.load_factor": 1.5,
     "policy.request_cost_tokens": 128,
@@ -71,6 +73,12 @@ RETIRED: dict[str, str | float] = {
     "limits.max_elements": 4194304,
     "limits.max_nesting": 128,
     "limits.max_form_parts": 256,
+    "retries.budget_percent": 10,
+    "retries.budget_min_retries": 10,
+    "health.breaker_failures": 3,
+    "health.breaker_error_rate": 0.5,
+    "health.breaker_window_s": 10,
+    "health.breaker_open_s": 5,
 }
 """Settings of versions before 0.2: why nobody needs them, or the values that they always have now."""
 

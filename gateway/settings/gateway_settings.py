@@ -51,19 +51,11 @@ class RedisSettings(Section):
     url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
     namespace: Namespace = ""
     budget_ms: Milliseconds = 20
-    breaker_misses: Count = 5
-    overdue_ms: Milliseconds = 1000
 
     @field_validator("url")
     @classmethod
     def _is_redis_url(cls, url: str) -> str:
         return checked_redis_url(url)
-
-    @model_validator(mode="after")
-    def _overdue_is_after_budget(self) -> Self:
-        if self.overdue_ms < self.budget_ms:
-            raise ValueError("overdue_ms is less than budget_ms; a reply is overdue only once it is late")
-        return self
 
 
 class ReplicaSettings(Section):

@@ -40,8 +40,6 @@ class TimeoutSettings(Section):
 
 class RetrySettings(Section):
     max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
-    budget_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 10
-    budget_min_retries: Annotated[int, Field(ge=0)] = 10
 
 
 class HealthSettings(Section):
@@ -50,7 +48,3 @@ class HealthSettings(Section):
     failures: Count = 2
     hang_s: Seconds = 10
     forget_s: Seconds = 3600
-    breaker_failures: Count = 3
-    breaker_error_rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.5
-    breaker_window_s: Annotated[float, Field(ge=1, le=3600)] = 10
-    breaker_open_s: Seconds = 5

@@ -15,14 +15,9 @@ import pytest
 
 from bench.cluster import Cluster, running_cluster
 from tests.api.stage import PATIENT_REDIS, Stage, api_key, bearer, running_gateway, running_sims, sdk
+from tests.forked import constants
 
-# These limits keep other effects out of the tests: breakers and retry budgets that react to the failures which tests
-# cause.
-PATIENT: dict[str, Any] = {
-    "redis": PATIENT_REDIS,
-    "health": {"breaker_failures": 1000, "timeout_s": 5},
-    "retries": {"budget_min_retries": 1000},
-}
+PATIENT: dict[str, Any] = {"redis": PATIENT_REDIS, "health": {"timeout_s": 5}}
 UNKNOWN = "/v1/nonesuch"
 """A path that no engine serves, and that gateways pass on all the same."""
 OPEN: dict[str, Any] = {
@@ -46,6 +41,13 @@ GUARDED: dict[str, Any] = {
     },
     "log": {"level": "debug", "access_log": "-"},
 }
+
+
+@pytest.fixture(scope="package", autouse=True)
+def unmoved() -> Iterator[None]:
+    """Neither breakers nor retry budgets react to the failures that tests cause."""
+    with constants({"coordinator.breaker.FAILURES": 1000, "gateway.relay.retry_budget.MIN_RETRIES": 1000}):
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -10,9 +10,15 @@ import pytest
 
 from bench.cluster import Cluster
 from tests.api.stage import Stage, chat_body, running_gateway, running_sims, text
+from tests.forked import constants
 from tests.polling import wait_until
 
 BREAKER_FAILURES = 3
+NO_BUDGET = {
+    "gateway.relay.retry_budget.MIN_RETRIES": 0,
+    "gateway.relay.retry_budget.SHARE": 0,
+    "coordinator.breaker.FAILURES": BREAKER_FAILURES,
+}
 ROUND_ROBIN = {"x-kvgate-policy": "round_robin"}
 
 
@@ -20,11 +26,11 @@ ROUND_ROBIN = {"x-kvgate-policy": "round_robin"}
 def spent(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
     arguments = ("--no-events", "--model", "org/spent", "--served-name", "sim")
     config = {
-        "retries": {"budget_percent": 0, "budget_min_retries": 0},
         "policy": {"allow_header": True},
-        "health": {"failures": 1000, "breaker_failures": BREAKER_FAILURES},
+        "health": {"failures": 1000},
     }
     with (
+        constants(NO_BUDGET),
         running_sims(tmp_path, {"b0": arguments, "b1": arguments}) as sims,
         running_gateway(tmp_path, open_cluster.redis_url, sims, config) as url,
     ):

@@ -18,8 +18,16 @@ from tests.chaos import truth_stage
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
 from tests.chaos.truth_stage import TruthStage
 from tests.cluster.ledger import Ledger
+from tests.forked import constants
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick() -> Iterator[None]:
+    """Breakers let probes through soon, and no retry budget reacts to the failures that tests cause."""
+    with constants({"coordinator.breaker.OPEN_MS": 1000, "gateway.relay.retry_budget.MIN_RETRIES": 1000}):
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -20,16 +20,13 @@ from tests.redis_server import RedisServer
 FIRST_BYTE_S = 1.0
 # 20 ms, the default, would be too short on a busy machine.
 BUDGET_S = 0.2
-BREAKER_MISSES = 5
-BREAKER_FAILURES = 3
 # 100 tokens of prefill take 2 ms, and one token of an answer takes 20 ms: 4 000 tokens last longer than any test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG: dict[str, Any] = {
-    "redis": {"budget_ms": BUDGET_S * 1000, "breaker_misses": BREAKER_MISSES, "overdue_ms": 1000},
+    "redis": {"budget_ms": BUDGET_S * 1000},
     "timeouts": {"connect_s": 1, "first_byte_s": FIRST_BYTE_S, "request_s": 60},
-    "health": {"interval_s": 0.25, "timeout_s": 1, "breaker_failures": BREAKER_FAILURES, "breaker_open_s": 2},
+    "health": {"interval_s": 0.25, "timeout_s": 1},
     "policy": {"allow_header": True},
-    "retries": {"budget_min_retries": 1000},
 }
 _SAMPLE = r"^%s(?:\{([^}]*)\})? (\S+)$"
 

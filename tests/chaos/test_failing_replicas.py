@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.chaos.stage import BREAKER_FAILURES, FIRST_BYTE_S, Stage
+from coordinator.breaker import FAILURES
+from tests.chaos.stage import FIRST_BYTE_S, Stage
 from tests.cluster.clients import ask, is_complete
 from tests.polling import eventually
 
@@ -117,7 +118,7 @@ async def test_a_failure_that_a_second_replica_repeats_is_the_requests_own(
 ) -> None:
     """A prompt that makes every engine fail opens no breaker, and does not go to every replica."""
     retries = await stage.metric(stage.urls[0], "kvgate_retries_total")
-    requests = 2 * BREAKER_FAILURES
+    requests = 2 * FAILURES
     fault = {} if after_tokens is None else {"after_tokens": after_tokens}
     await stage.fail_everywhere("error", status=500, count=-1, **fault)
     for _ in range(requests):
@@ -239,7 +240,7 @@ async def test_a_refusal_of_the_request_itself_is_passed_on_and_never_retried(st
 
 
 async def test_replicas_that_are_merely_too_busy_open_no_breaker(stage: Stage) -> None:
-    for _ in range(BREAKER_FAILURES):
+    for _ in range(FAILURES):
         await stage.fail_everywhere("error", status=429)
         assert (await ask(stage.http, stage.urls[0], stage.new_prompt())).status_code == 429
     assert is_complete(await ask(stage.http, stage.urls[0], stage.new_prompt()))

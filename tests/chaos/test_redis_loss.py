@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from tests.chaos.stage import BREAKER_MISSES, BUDGET_S, Stage
+from coordinator.store_connection import BREAKER_MISSES
+from tests.chaos.stage import BUDGET_S, Stage
 from tests.cluster.clients import HeldStream, Load, ask, held_stream, is_complete, running_load
 from tests.cluster.gateways import GatewayProcess, another_gateway, configured_like, started_gateway
 from tests.polling import eventually

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from bench.cluster import SimReplica
-from tests.chaos.stage import BREAKER_FAILURES, Stage
+from coordinator.breaker import FAILURES
+from tests.chaos.stage import Stage
 from tests.cluster.clients import CHAT, ask, chat, held_stream, is_complete
 from tests.polling import eventually
 
@@ -37,7 +38,7 @@ async def fail_until_the_breaker_opens(stage: Stage) -> tuple[str, SimReplica]:
 
 async def test_a_replica_that_fails_few_of_many_requests_keeps_its_breaker_closed(stage: Stage) -> None:
     _, owner = await stage.warm_prompt()
-    for _ in range(BREAKER_FAILURES + 1):
+    for _ in range(FAILURES + 1):
         await stage.warm_prompt(on=owner.id)
         text, _ = await stage.warm_prompt(on=owner.id)
         await stage.fail(owner, "error", status=500)
@@ -76,7 +77,7 @@ async def test_a_probe_that_fails_keeps_the_breaker_open_for_longer(stage: Stage
     async def was_probed() -> bool:
         assert is_complete(await ask(stage.http, stage.urls[1], stage.new_prompt()))
         failures = int((await stage.ledger.breakers())[owner.id].split(" ")[0])
-        return failures > BREAKER_FAILURES
+        return failures > FAILURES
 
     await eventually(was_probed)
     await eventually(lambda: stage.metric(stage.urls[0], "kvgate_breaker_open", replica=owner.id))

@@ -12,11 +12,13 @@ from bench.cluster import running_gateways, running_replicas
 from tests.clients.half import running_half_replica
 from tests.clients.libraries import Libraries, Library
 from tests.clients.stage import CONFIG, REPLICA_ARGUMENTS, REPLICAS, REQUEST_S, Stage
+from tests.forked import constants
 
 
 @pytest.fixture(scope="package")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with (
+        constants({"coordinator.breaker.FAILURES": 1000}),  # tests make replicas fail
         running_half_replica() as half,
         running_replicas(tmp_path_factory.mktemp("replicas"), REPLICAS, REPLICA_ARGUMENTS) as sims,
         running_gateways({sim.id: sim.url for sim in sims} | {"half": half.url}, gateways=2, config=CONFIG) as cluster,

@@ -76,7 +76,7 @@ class Stage:
         (port,) = free_ports(1)
         file, log = self.folder / f"{name}.yaml", self.folder / f"{name}.log"
         listed = [{"id": replica, "url": url} for replica, url in self.replica_urls.items()]
-        redis_section = {"url": self.redis_url, "budget_ms": 500, "overdue_ms": 5000}
+        redis_section = {"url": self.redis_url, "budget_ms": 500}
         health = {"timeout_s": 5}
         file.write_text(
             yaml.safe_dump(

@@ -17,7 +17,7 @@ from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.progress import read_progress, write_progress
-from coordinator.scripts import BreakerKnobs, PolicyKnobs, load
+from coordinator.scripts import PolicyKnobs, load
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
 from gateway.settings.policies import POLICIES
@@ -71,8 +71,8 @@ async def live_a_little(pool: Pool) -> None:
     placed = await pool.place(asked)
     assert placed is not None
     pool.first_token("a")
-    pool.report(placed.replica, placed.incarnation, "failure", BreakerKnobs(failures=1))
-    pool.report(placed.replica, placed.incarnation, "success", BreakerKnobs(failures=1))
+    pool.report(placed.replica, placed.incarnation, "failure")
+    pool.report(placed.replica, placed.incarnation, "success")
     for policy in ("round_robin", "random"):
         other = request(policy, chain(1, policy), knobs=type(asked.knobs)(policy), release="a")
         placed = await pool.place(other)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
+from coordinator.breaker import FAILURES, OPEN_MS, WINDOW_MS
 from coordinator.pool.pool import Pool
-from coordinator.scripts import BreakerKnobs
 from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, place, register
 from tests.redis_server import RedisServer
-
-OPEN_MS = 1000
-THRESHOLD = 3
-KNOBS = BreakerKnobs(THRESHOLD, error_rate=0.5, window_ms=60_000, open_ms=OPEN_MS)
 
 
 async def reported(
@@ -20,10 +16,9 @@ async def reported(
     outcome: str = "failure",
     incarnation: str = "life1",
     successes: int = 0,
-    knobs: BreakerKnobs = KNOBS,
 ) -> str | None:
     """The breaker's record after a report."""
-    pool.report("r0", incarnation, outcome, knobs, successes)
+    pool.report("r0", incarnation, outcome, successes)
     await drained(pool)
     return (await hash_of(client, KEYS.breakers)).get("r0")
 
@@ -34,7 +29,7 @@ async def is_open(client: redis.Redis) -> bool:
 
 async def opened(pool: Pool, client: redis.Redis) -> str:
     """Reports failures until the breaker is open, and returns its record."""
-    for _ in range(THRESHOLD):
+    for _ in range(FAILURES):
         record = await reported(pool, client)
     assert record is not None
     assert await is_open(client)
@@ -91,13 +86,13 @@ async def test_every_gateway_tells_of_attempts_that_ended_well(
 
 async def test_what_is_older_than_the_window_counts_no_more(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
-    for _ in range(THRESHOLD - 1):
+    for _ in range(FAILURES - 1):
         await reported(pool, client)
-    await age(client, KNOBS.window_ms)
-    for _ in range(THRESHOLD - 1):
+    await age(client, WINDOW_MS)
+    for _ in range(FAILURES - 1):
         await reported(pool, client, successes=100)
         assert not await is_open(client)
-    await age(client, KNOBS.window_ms)
+    await age(client, WINDOW_MS)
     await opened(pool, client)
 
 
@@ -107,7 +102,7 @@ async def test_a_window_stays_short_however_long_a_replica_fails_now_and_then(po
         record = await reported(pool, client, successes=1000)
         assert record is not None
         assert len(record.split(" ")) <= 3 + 6
-        await age(client, KNOBS.window_ms // 10)
+        await age(client, WINDOW_MS // 10)
 
 
 async def test_a_successful_probe_closes_it(pool: Pool, client: redis.Redis) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
+from coordinator.breaker import OPEN_MS
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from coordinator.subset import Subset
@@ -110,7 +111,7 @@ async def test_a_half_open_breaker_lets_one_probe_through(pool: Pool, client: re
     assert behind == ["r1", "r1", "r1"]
     failures, open_until, probing = (await hash_of(client, KEYS.breakers))["r0"].split(" ")
     assert (failures, probing) == ("3", "1")
-    assert now + KNOBS.probe_ms <= int(open_until) <= await now_ms(client) + KNOBS.probe_ms
+    assert now + OPEN_MS <= int(open_until) <= await now_ms(client) + OPEN_MS
 
 
 async def test_a_probe_that_never_tells_is_followed_by_another(pool: Pool, client: redis.Redis) -> None:

@@ -6,7 +6,6 @@ import redis.asyncio as redis
 
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,
     calls_of,
@@ -25,7 +24,8 @@ from tests.coordinator.stage import (
     request,
 )
 
-TOUCH_MS = 10_000
+TOUCH_MS, BIND_TTL_MS = 10_000, 60_000
+"""As in lua/place.lua."""
 
 
 async def test_a_cold_prompt_is_claimed_from_root_to_tip(pool: Pool, client: redis.Redis) -> None:
@@ -78,12 +78,12 @@ async def test_a_claim_writes_its_chain_down(pool: Pool, client: redis.Redis) ->
 
 async def test_what_was_written_down_two_turns_ago_is_forgotten(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
-    turn = await now_ms(client) // PolicyKnobs().bind_ttl_ms
+    turn = await now_ms(client) // BIND_TTL_MS
     for slot in (0, 1):
         # One of the two turns is the previous one, the other is the turn before that.
         await client.hset(KEYS.bound_slot(slot), mapping={"@": turn - 1 - (turn - 1 - slot) % 2, f"tip{slot}": "old"})
     await place(pool, "a", chain(1))
-    now = (await now_ms(client) // PolicyKnobs().bind_ttl_ms) % 2
+    now = (await now_ms(client) // BIND_TTL_MS) % 2
     assert await chain_of(client, chain(1)[0]) is not None
     assert (await chain_of(client, f"tip{now}"), await chain_of(client, f"tip{1 - now}")) == (None, "old")
 
@@ -96,7 +96,7 @@ async def test_chains_that_come_fast_take_shorter_turns_and_the_oldest_go(pool: 
         assert there == [each >= number - 1 for each in range(number + 1)]
         newest_first = await read_chains(pool.read, KEYS, [chain(number)[0]])
         assert newest_first[0] is not None
-        turn = await now_ms(client) // PolicyKnobs().bind_ttl_ms
+        turn = await now_ms(client) // BIND_TTL_MS
         for slot in (0, 1):
             assert int(await client.hget(KEYS.bound_slot(slot), "@") or 0) <= turn + 1, "the clock did not go back"
             await client.hset(KEYS.bound_slot(slot), "@bytes", 128 * 1024 * 1024)

@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
+from coordinator import breaker
 from coordinator.agent.agent_store import AgentStore
 from coordinator.agent.engine_session import Handover
 from coordinator.chores import repair
@@ -21,7 +22,7 @@ from coordinator.pool.object_owners import find, remember
 from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool, Reservation
-from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs, Standing, TenantLimits
+from coordinator.scripts import Placement, PolicyKnobs, Standing, TenantLimits
 from coordinator.subset import Subset
 from tests.cluster.ledger import Ledger
 from tests.coordinator.stage import KEYS, chain, drained, place, register, replica, request
@@ -119,8 +120,8 @@ class Cluster:
     async def _answer(self, asked: Any, placed: Placement) -> None:
         pool = self.pool
         pool.first_token(asked.reservation)
-        pool.report(placed.replica, placed.incarnation, "failure", BreakerKnobs(failures=100))
-        pool.report(placed.replica, placed.incarnation, "success", BreakerKnobs(failures=100))
+        pool.report(placed.replica, placed.incarnation, "failure")
+        pool.report(placed.replica, placed.incarnation, "success")
         tell_measured(pool, asked, placed, 300)
         credit(pool, asked, placed, 200)
         pool.claims.confirm(asked, placed)
@@ -145,7 +146,10 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(pool: Pool, client: redis.Redis, redis_server: RedisServer) -> AsyncIterator[Cluster]:
+async def cluster(
+    pool: Pool, client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Cluster]:
+    monkeypatch.setattr(breaker, "FAILURES", 100)
     await register(pool, 2)
     async with linked(redis_server.url) as link:
         cluster = Cluster(pool, Worker(pool), link, client)

@@ -10,9 +10,10 @@ from statistics import mean
 import pytest
 import redis.asyncio as redis
 
+from coordinator import breaker
 from coordinator.pool import subsets
 from coordinator.pool.pool import Pool
-from coordinator.scripts import BreakerKnobs, PolicyKnobs
+from coordinator.scripts import PolicyKnobs
 from coordinator.subset import Subset
 from gateway.settings.policies import POLICIES
 from tests.coordinator.reference import STATES, Stage, below_the_guard, costs
@@ -128,13 +129,14 @@ async def test_equal_replicas_are_not_taken_in_order_of_their_names(many: Pool) 
 
 
 async def test_a_replica_that_dies_hangs_or_breaks_gets_nothing_until_it_is_back(
-    many: Pool, client: redis.Redis
+    many: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(breaker, "OPEN_MS", 600_000)
     stay = {f"r{number}" for number in range(3, MANY)}
     await many.register(replica("r0", state="dead", capacity_tokens=100_000))
     many.change_state("r1", "life1", "ready", "hung")
     for _ in range(3):
-        many.report("r2", "life1", "failure", BreakerKnobs(open_ms=600_000))
+        many.report("r2", "life1", "failure")
     await drained(many)
     assert await chosen(many, 150) <= stay
     out = (await orders(client, subset_of(many).digest))["out"]
@@ -147,10 +149,14 @@ async def test_a_replica_that_dies_hangs_or_breaks_gets_nothing_until_it_is_back
     assert {"r0", "r1"} <= await chosen(many, 400)
 
 
-async def test_a_broken_replica_is_probed_once_when_its_time_has_come(many: Pool, client: redis.Redis) -> None:
-    for _ in range(3):
-        many.report("r5", "life1", "failure", BreakerKnobs(open_ms=1))
-    await drained(many)
+async def test_a_broken_replica_is_probed_once_when_its_time_has_come(
+    many: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(breaker, "OPEN_MS", 1)
+        for _ in range(3):
+            many.report("r5", "life1", "failure")
+        await drained(many)
     open_until_ms = (await orders(client, subset_of(many).digest))["out"]["r5"]
     await eventually(lambda: is_past(client, open_until_ms))
     all_but_one = [f"r{number}" for number in range(MANY) if number != 5]
@@ -159,7 +165,7 @@ async def test_a_broken_replica_is_probed_once_when_its_time_has_come(many: Pool
     await drained(many)
     second = await place(many, "second", [], tried=all_but_one)
     assert second.why == "last_resort", "a probe is out"
-    many.report("r5", "life1", "success", BreakerKnobs())
+    many.report("r5", "life1", "success")
     await drained(many)
     assert "r5" in (await orders(client, subset_of(many).digest))["good"]
 

@@ -11,7 +11,6 @@ from coordinator.chores.held_keys import forget
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import BreakerKnobs
 from tests.coordinator.stage import (
     KEYS,
     chain,
@@ -128,7 +127,7 @@ async def test_of_a_dead_replica_that_is_forgotten_nothing_is_left(
         stream = Stream(link)
         await stream.say(*gains(chain(1, 2)))
         pool.done("a")
-        pool.report("r0", "life1", "failure", BreakerKnobs())
+        pool.report("r0", "life1", "failure")
         await pool.register(replica("r0", state="dead"))
         await other.beat()
         assert not await forgotten(pool), "its agent lives"

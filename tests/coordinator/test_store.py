@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis.asyncio as redis
 
+from coordinator import store_connection
 from coordinator.errors import StoreDown, StoreError, StoreLate
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.scripts import Placement
@@ -20,6 +21,12 @@ from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_na
 MISSES = 3
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_connection, "BREAKER_MISSES", MISSES)
+    monkeypatch.setattr(store_connection, "OVERDUE_S", 0.5)
+
+
 @pytest.fixture(params=EACH_REDIS)
 def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server that a test may kill."""
@@ -28,7 +35,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 def store_at(server: RedisServer, gateway: str = "gw0", budget_s: float = 0.05) -> Store:
-    return Store(StoreOptions(server.url, budget_s, MISSES, overdue_s=0.5), gateway)
+    return Store(StoreOptions(server.url, budget_s), gateway)
 
 
 @pytest.fixture

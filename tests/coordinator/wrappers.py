@@ -23,7 +23,6 @@ from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import (
     NAMES,
-    BreakerKnobs,
     Budget,
     Placement,
     PolicyKnobs,
@@ -105,7 +104,7 @@ async def _no_connection(_on_broken: Callable[[StoreError], None]) -> Wire:
 
 async def _gateway_calls(wire: Recorder) -> None:
     pool = Pool("m", "gw0", 1.0, connect=_no_connection)
-    knobs = PolicyKnobs("random", 26, 27, 28, 0.5, 0.25, 21, 23)
+    knobs = PolicyKnobs("random", 21, 22.5, 23.5, 24, 25)
     asked = PlaceRequest(
         *("res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", _SUBSET, ("o1", "o2"), True, _SHAPE),
         answer=(1, 2),
@@ -131,7 +130,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     await _begun(pool.subsets.keep(), pool.subsets._reorder({_SUBSET.digest: 1}))
     pool.claims.hold("r0", _KEYS)
     pool.claims.withdraw(asked, placed)
-    pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
+    pool.report("r0", "life1", "failure", 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.seats.leave(asked)
     pool.seats._waiting["res"] = _Waiting(asked)
@@ -164,9 +163,9 @@ ARGUMENTS: dict[str, list[Any]] = {
         *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1]),
         *(" ".join(_KEYS), 1, 2, _SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17 0", 7, 9),
     ],
-    "declare": [_OTHERS.digest, 2, 5000, 27, "s1", "s2"],
+    "declare": [_OTHERS.digest, 2, 5000, 5000, "s1", "s2"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],
-    "reorder": [_SUBSET.digest, 0, 63, 27, 1],
+    "reorder": [_SUBSET.digest, 0, 63, 5000, 1],
     "settle": ["gw0", "done", "adopted", "97 98"],
     "leave": ["gw0", "res"],
     "requeue": ["gw0", _OTHERS.digest, "res"],
@@ -175,7 +174,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],
     "reap": ["gw1", 128],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
-    "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
+    "report": ["r0", "life1", "failure", 3, 0.5, 10_000, 5000, 8],
     "hold": ["r0", *_KEYS],
     "look": ["r0", "r1"],
     "trim": ["r0", 41, 0, 200_000, 128, 0],

@@ -18,6 +18,7 @@ from bench.processes import running
 from gateway.ops.local.ports import free_ports
 from tests.api.stage import Stage, answers, chat_body, text
 from tests.deploy.queries import RULES, Labels
+from tests.forked import constants
 from tests.polling import wait_until
 
 # Gateways also look for replicas here and fail: no DNS server answers there.
@@ -26,7 +27,7 @@ EACH, MAX_WAITING = 4, 2
 """Requests that a replica serves at once, and requests that may wait."""
 CONFIG = {
     "redis": {"budget_ms": 500},
-    "health": {"breaker_failures": 1000, "timeout_s": 5},
+    "health": {"timeout_s": 5},
     "discovery": NOWHERE,
     "policy": {"max_active_requests": EACH},
     "queue": {"max_waiting": MAX_WAITING, "max_waiting_per_tenant": MAX_WAITING},
@@ -55,6 +56,7 @@ class Monitored:
 def running_monitored(folder: Path) -> Iterator[Monitored]:
     """Two gateways, and three simulated replicas with agents."""
     with ExitStack() as stack:
+        stack.enter_context(constants({"coordinator.breaker.FAILURES": 1000}))
         cluster = stack.enter_context(
             running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=CONFIG)
         )

@@ -8,7 +8,6 @@ import redis.asyncio as redis
 from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PolicyKnobs
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import (
     KEYS,
@@ -24,6 +23,8 @@ from tests.coordinator.stage import (
     trim,
 )
 
+BIND_TTL_MS = 60_000
+"""Of lua/place.lua."""
 SAMPLED = 8
 """With this seed a use is sampled."""
 
@@ -147,7 +148,7 @@ async def test_an_agent_that_the_clock_made_late_has_only_just_gone(
 async def test_chains_are_kept_for_their_agents_when_turns_go_back(
     pool: Pool, client: redis.Redis, clock: Clock, turns_back: int
 ) -> None:
-    ttl_ms = PolicyKnobs().bind_ttl_ms
+    ttl_ms = BIND_TTL_MS
     await place(pool, "a", chain(1))
     await clock.step(-turns_back * ttl_ms)
     await place(pool, "b", chain(2))
@@ -179,7 +180,7 @@ redis.call('HSET', slot, ARGV[3], 'chain')
 async def test_gateways_of_two_versions_keep_chains_for_a_turn(
     pool: Pool, client: redis.Redis, clock: Clock, is_full: bool
 ) -> None:
-    ttl_ms, placed = PolicyKnobs().bind_ttl_ms, list[str]()
+    ttl_ms, placed = BIND_TTL_MS, list[str]()
     for number in range(8):
         written = [chain(number)[0], f"older{number}"]
         for tip in written if number % 3 else reversed(written):

@@ -10,6 +10,7 @@ import httpx
 import orjson
 import pytest
 
+from gateway.relay import retry_budget
 from gateway.relay.own_refusals import own_refusal
 from tests.gateway.scripted import ASKED, CHAT, ScriptedReplica, gateway_before, whole
 
@@ -100,14 +101,15 @@ def test_a_path_that_no_model_has_is_no_missing_model() -> None:
 
 
 async def test_a_picture_that_all_refuse_is_not_asked_twice_of_replicas_that_take_pictures(
-    pair: tuple[ScriptedReplica, ScriptedReplica],
+    pair: tuple[ScriptedReplica, ScriptedReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a client doubles the work with pictures that no replica can read, or has replicas left out."""
-    settings = {"retries": {"budget_min_retries": 0, "budget_percent": 0}}
+    monkeypatch.setattr(retry_budget, "MIN_RETRIES", 0)
+    monkeypatch.setattr(retry_budget, "SHARE", 0)
     pair[0].says(whole(b"{}", "connection: close"))
     async with AsyncExitStack() as stack:
         listed = [{"id": f"r{n}", "url": replica.url} for n, replica in enumerate(pair)]
-        gateway, url = await stack.enter_async_context(gateway_before(pair[0], replicas=listed, **settings))
+        gateway, url = await stack.enter_async_context(gateway_before(pair[0], replicas=listed))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
 
         async def show(text: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator import breaker
 from gateway.app import Gateway
 from gateway.settings.gateway_settings import ReplicaSettings
 from tests.gateway.scripted import ASKED, CHAT, ScriptedReplica, gateway_before, whole
@@ -137,13 +138,13 @@ async def test_a_prompt_that_seems_too_long_goes_to_a_shorter_replica_if_no_long
 
 
 async def test_a_request_that_moves_to_another_pool_counts_once_in_its_tenants_minute(
-    old: ScriptedReplica, new: ScriptedReplica
+    old: ScriptedReplica, new: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(breaker, "FAILURES", 100)
     old.says(b"")
     settings: dict[str, Any] = {
         "replicas": [each.model_dump() for each in listed(r0=old, r1=new)],
         "tenants": [{"name": "-", "limits": {"requests_per_min": 12}}],
-        "health": {"breaker_failures": 100},
     }
     with running_redis() as server:
         before = gateway_before(old, redis={"url": server.url}, **settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gateway.relay.retry_budget import WINDOW_S, RetryBudget
 from gateway.routing.sliding_count import SlidingCount
-from gateway.settings.limit_settings import RetrySettings
 
 START_S = 5000.0
 
@@ -14,7 +13,7 @@ def granted(budget: RetryBudget, asked: int, now_s: float) -> int:
 
 
 def test_beyond_that_they_are_a_tenth_of_the_requests() -> None:
-    budget = RetryBudget(RetrySettings())
+    budget = RetryBudget()
     for n in range(1000):
         budget.note_request(START_S + n / 200)
     assert granted(budget, 500, START_S + 5) == 100
@@ -23,7 +22,7 @@ def test_beyond_that_they_are_a_tenth_of_the_requests() -> None:
 
 
 def test_within_no_ten_seconds_more_than_the_least_number_are_granted() -> None:
-    budget = RetryBudget(RetrySettings(budget_percent=0))
+    budget = RetryBudget()
     times = [START_S + n * 0.05 for n in range(2000) if budget.take(START_S + n * 0.05)]
     assert len(times) > 50
     for now_s in times:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator.scripts import BreakerKnobs
 from gateway.routing.outcomes import ReplicaOutcomes
-
-KNOBS = BreakerKnobs(failures=3, error_rate=0.5, window_ms=10_000, open_ms=5000)
 
 
 def test_what_ended_well_is_told_once_beside_the_next_failure() -> None:
-    outcomes = ReplicaOutcomes(KNOBS)
+    outcomes = ReplicaOutcomes()
     for second in range(5):
         outcomes.succeeded(1000.0 + second)
     assert outcomes.failed(1005.0) == 5
@@ -20,7 +17,7 @@ def test_what_ended_well_is_told_once_beside_the_next_failure() -> None:
 
 def test_what_ended_well_long_ago_is_not_told() -> None:
     """Otherwise an hour of successes would outweigh every failure of the next ten seconds."""
-    outcomes = ReplicaOutcomes(KNOBS)
+    outcomes = ReplicaOutcomes()
     for second in range(3600):
         outcomes.succeeded(1000.0 + second)
     assert outcomes.failed(4599.0) in (10, 11)
@@ -28,7 +25,7 @@ def test_what_ended_well_long_ago_is_not_told() -> None:
 
 
 def test_a_replica_is_suspected_by_the_rule_of_the_shared_breakers() -> None:
-    outcomes = ReplicaOutcomes(KNOBS)
+    outcomes = ReplicaOutcomes()
     for _ in range(4):
         outcomes.succeeded(1000.0)
     for _ in range(3):
@@ -42,7 +39,7 @@ def test_a_replica_is_suspected_by_the_rule_of_the_shared_breakers() -> None:
 
 
 def test_errors_in_a_row_outweigh_what_ended_well_before() -> None:
-    outcomes = ReplicaOutcomes(KNOBS)
+    outcomes = ReplicaOutcomes()
     for n in range(100):
         outcomes.succeeded(1000.0 + n / 100)
     for n in range(3):
@@ -57,7 +54,7 @@ def test_errors_in_a_row_outweigh_what_ended_well_before() -> None:
 
 def test_answers_that_break_off_in_a_row_outweigh_them_too() -> None:
     """Each has begun well."""
-    outcomes = ReplicaOutcomes(KNOBS)
+    outcomes = ReplicaOutcomes()
     for n in range(100):
         outcomes.succeeded(1000.0 + n / 100)
         outcomes.ended_well()
@@ -73,7 +70,7 @@ def test_answers_that_break_off_in_a_row_outweigh_them_too() -> None:
 
 
 def test_a_suspicion_ends_with_an_answer() -> None:
-    outcomes = ReplicaOutcomes(KNOBS)
+    outcomes = ReplicaOutcomes()
     for _ in range(3):
         outcomes.failed(1000.0)
     outcomes.succeeded(1000.1)
@@ -81,7 +78,7 @@ def test_a_suspicion_ends_with_an_answer() -> None:
 
 
 def test_of_a_replica_that_is_gone_nothing_recent_is_left() -> None:
-    outcomes = ReplicaOutcomes(KNOBS)
+    outcomes = ReplicaOutcomes()
     outcomes.succeeded(1000.0)
     outcomes.failed(1000.0)
     assert not outcomes.are_over(1009.9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from coordinator.breaker import FAILURES
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
@@ -19,8 +20,6 @@ from gateway.settings.gateway_settings import GatewaySettings, PolicySettings
 from gateway.upstream import Upstream
 
 REPLICAS = ("r0", "r1", "r2")
-FAILURES = 3
-"""By default, this number of failures opens a breaker."""
 
 
 def lonely_router(**policy: int) -> Router:
