@@ -262,7 +262,7 @@ def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
 
 def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:
     key = settings.security.replica_api_key
-    return Upstream(settings.timeouts, key.get_secret_value() if key else None, contexts_of(certificate))
+    return Upstream(settings.timeouts.idle_s, key.get_secret_value() if key else None, contexts_of(certificate))
 
 
 class App:

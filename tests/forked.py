@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio.unix_events
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -229,8 +230,9 @@ def _become(path: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
             _ask(path)
         for name, value in json.loads(os.environ.get(_CONSTANTS, "{}")).items():
             module, _, constant = name.rpartition(".")
-            getattr(sys.modules[module], constant)  # a name that is none ends the process
-            setattr(sys.modules[module], constant, value)
+            holder = importlib.import_module(module)
+            getattr(holder, constant)  # a name that is none ends the process
+            setattr(holder, constant, value)
         code = _run()
     finally:
         os._exit(code)

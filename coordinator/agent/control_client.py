@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from coordinator.engine.light_json import parse_answer
-from coordinator.engine.sockets import SOCKET_OPTIONS, tls_context
+from coordinator.engine.sockets import CONNECT_S, KEEP_ALIVE_S, SOCKET_OPTIONS, tls_context
 
 MAX_ANSWER_BYTES = 2 * 2**20
 """Any parser of such an answer takes less than 50 ms."""
@@ -28,18 +28,16 @@ class ControlClient:
     `timeout_s`.
     """
 
-    def __init__(
-        self, connect_s: float, keep_alive_s: float, api_key: str | None = None, tls: ssl.SSLContext | None = None
-    ) -> None:
+    def __init__(self, api_key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 verify=tls or tls_context(),
-                limits=httpx.Limits(keepalive_expiry=keep_alive_s),
+                limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_S),
                 socket_options=SOCKET_OPTIONS,
                 trust_env=False,
             ),
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # a server's cookie could pin the agent to it
-            timeout=httpx.Timeout(None, connect=connect_s),
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
             headers={"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
         )
 

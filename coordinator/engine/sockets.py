@@ -11,6 +11,10 @@ import ssl
 from contextlib import suppress
 from functools import cache
 
+CONNECT_S = 2.0
+"""To connect. A host answers within milliseconds; if a packet is lost, the next one goes after a second."""
+KEEP_ALIVE_S = 4.0
+"""An idle connection is kept for so long. vLLM closes it after 5 s, and a request on it would be reset."""
 GONE_AFTER_S = 15
 """A host may leave data, or a probe of a quiet connection, unconfirmed for this time."""
 _PROBE_AFTER_S = 5

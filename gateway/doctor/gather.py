@@ -17,7 +17,6 @@ from coordinator.survey import PoolSnapshot, Survey
 from gateway.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
 from gateway.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
-from gateway.settings.limit_settings import TimeoutSettings
 from gateway.tls import Certificate, contexts_of
 from gateway.upstream import Upstream
 
@@ -56,7 +55,7 @@ async def gather(targets: Targets) -> Evidence:
     timeout_s = targets.timeout_s
     survey = await _open(targets)
     tls = contexts_of(targets.replica_certificate)
-    upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key, tls)
+    upstream = Upstream(timeout_s, targets.replica_key, tls)
     configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
     try:
         async with httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=tls_context()) as http:

@@ -37,6 +37,12 @@ from gateway.upstream import Upstream, UpstreamError
 
 _log = structlog.get_logger("kvgate.checks")
 
+INTERVAL_S = 1.0
+"""Between two checks of a replica: a check costs it next to nothing, and its death is known after two."""
+FAILURES = 2
+"""In a row, and the replica is dead. One alone may be a lost packet, or a step of its server that takes long."""
+FORGET_S = 3600.0
+"""A dead replica that is neither configured nor found is forgotten with all that it owned: long after any restart."""
 _SEARCH_S = 0.25
 """Between two rounds while a replica has never been reached."""
 _SEARCH_ROUNDS = 240
@@ -56,10 +62,9 @@ class HealthChecks:
 
     def __init__(self, fleet: Fleet, health: HealthSettings, store: Store, upstream: Upstream) -> None:
         self._fleet = fleet
-        self._health = health
+        self._timeout_s = health.timeout_s
         self._store = store
         self._upstream = upstream
-        self._patience_s = max(_PATIENCE_S, 3 * health.interval_s)
         self._round = 0
         self._first_round = asyncio.Event()
         self._tasks = Tasks()
@@ -89,7 +94,7 @@ class HealthChecks:
                 await self._forget_gone()
                 is_searching = any(not member.cards for member in self._members()) and self._round < _SEARCH_ROUNDS
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_SEARCH_S if is_searching else self._health.interval_s):
+                    async with asyncio.timeout(_SEARCH_S if is_searching else INTERVAL_S):
                         await self._fleet.changed.wait()
         finally:
             await self._tasks.close()
@@ -109,7 +114,7 @@ class HealthChecks:
 
     def check_silent(self, member: Member) -> None:
         """Check a replica that is silent while requests wait for it, as often as the pool's worker does."""
-        if time.monotonic() - member.checked_s >= self._health.interval_s:
+        if time.monotonic() - member.checked_s >= INTERVAL_S:
             self.check_now(member)
 
     async def answers(self, member: Member) -> bool:
@@ -122,19 +127,19 @@ class HealthChecks:
 
     async def _ask_health(self, member: Member, is_ours: bool) -> None:
         """Raises UpstreamError if it is not well."""
-        health = await self._upstream.get(member.url, "/health", self._health.timeout_s, with_key=is_ours)
+        health = await self._upstream.get(member.url, "/health", self._timeout_s, with_key=is_ours)
         if health.status >= 500:
             raise UpstreamError("unhealthy", f"/health answered {health.status}")
 
     async def _check_until_settled(self, member: Member) -> None:
-        """Check once. If a replica that was alive fails, check it every `interval_s` until it is well again or dead."""
+        """Check once. If a replica that was alive fails, check it every INTERVAL_S until it is well again or dead."""
         loop = asyncio.get_running_loop()
         while True:
             began_s, was_alive = loop.time(), member.alive
             await self._check_once(member)
             if not (was_alive and member.failures and self._fleet.members.get(member.id) is member):
                 return
-            await asyncio.sleep(max(0.0, began_s + self._health.interval_s - loop.time()))
+            await asyncio.sleep(max(0.0, began_s + INTERVAL_S - loop.time()))
 
     def _members(self) -> list[Member]:
         return list(self._fleet.members.values())
@@ -154,7 +159,7 @@ class HealthChecks:
                     self._fleet.members[record.replica] = Member(record.replica, record.url, pool=pool_name)
 
     def _is_due(self, member: Member) -> bool:
-        if not self._fleet.is_target(member.id) and member.failures > self._health.failures:
+        if not self._fleet.is_target(member.id) and member.failures > FAILURES:
             return self._is_turn(member)  # probably gone for good
         if not member.cards or self._may_have_restarted(member) or not self._store.is_connected(member.pool):
             return True
@@ -189,7 +194,7 @@ class HealthChecks:
         except UpstreamError as error:
             member.failures += 1
             member.is_answering, member.is_silent = False, error.reason == "timeout"
-            if was_alive and member.failures < self._health.failures:
+            if was_alive and member.failures < FAILURES:
                 return
             member.alive, member.problem = False, str(error)
         else:
@@ -212,7 +217,7 @@ class HealthChecks:
             return None
         if member.tells_sleep:
             try:
-                answer = await self._upstream.get(member.url, "/is_sleeping", self._health.timeout_s)
+                answer = await self._upstream.get(member.url, "/is_sleeping", self._timeout_s)
             except UpstreamError:
                 return None  # an engine answers between two steps, and one may last long
             with suppress(ValueError):
@@ -244,7 +249,7 @@ class HealthChecks:
                 await pool.beat()
 
     async def _discover(self, member: Member) -> None:
-        timeout_s = self._health.timeout_s
+        timeout_s = self._timeout_s
         cards = parse_models(await self._upstream.get_json(member.url, "/v1/models", timeout_s))
         base = base_card(cards)
         if base is None:
@@ -322,10 +327,10 @@ class HealthChecks:
                 is_followed=pool.state.is_told(member.id),
                 has_other_worker=pool.state.worker not in ("", pool.gateway),
             )
-            identity.judge(facts, now_s, self._patience_s)
+            identity.judge(facts, now_s, _PATIENCE_S)
         if was_taken != identity.is_taken:
             self._fleet.update_served()
-        self._note_conflict(member, identity.conflict(now_s, self._patience_s))
+        self._note_conflict(member, identity.conflict(now_s, _PATIENCE_S))
         return identity.is_taken
 
     def _note_conflict(self, member: Member, conflict: str) -> None:
@@ -363,7 +368,7 @@ class HealthChecks:
         return is_elsewhere and member.alive and self._fleet.is_ours(member)
 
     async def _forget_gone(self) -> None:
-        """Of replicas that are no targets: the pool's worker removes those that have not answered for `forget_s` from
+        """Of replicas that are no targets: the pool's worker removes those that have not answered for FORGET_S from
         the store, and every gateway stops checking those that are not in the store any more."""
         for member in list(self._fleet.members.values()):
             if self._fleet.is_target(member.id) or self._fleet.members.get(member.id) is not member:
@@ -372,7 +377,7 @@ class HealthChecks:
             if pool is None or member.id not in pool.records:
                 del self._fleet.members[member.id]
                 self._fleet.id_conflicts.pop(member.id, None)
-            elif pool.is_worker and time.monotonic() > member.answered_s + self._health.forget_s:
+            elif pool.is_worker and time.monotonic() > member.answered_s + FORGET_S:
                 with suppress(StoreError):  # tried again in the next round
                     if await forget(pool, pool.records[member.id]):
                         _log.info("forgotten", replica=member.id, silent_s=round(time.monotonic() - member.answered_s))

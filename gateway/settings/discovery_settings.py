@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.settings.base import HostName, Port, Seconds, Section
+from gateway.settings.base import HostName, Port, Section
 
 Scheme = Literal["http", "https"]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
@@ -19,7 +19,6 @@ class DnsSettings(Section):
     names: list[HostName]
     port: Port = 8000
     scheme: Scheme = "http"
-    interval_s: Seconds = 2
     server: str | None = None
 
     @field_validator("names")

@@ -14,14 +14,11 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from coordinator.engine.sockets import tls_context
-from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream, UpstreamError
 
-CONNECTS_WITHIN_S = 2.0
 SENDS_WITHIN_S = 5.0
 _READS_WITHIN_S = 1.0
 _MOST_ANSWER_BYTES = 65_536
-_TIMEOUTS = TimeoutSettings(connect_s=CONNECTS_WITHIN_S)
 _REASONS = {"reset": "the connection broke", "protocol": "the answer is not HTTP"}
 
 Post = Callable[[str, ssl.SSLContext | None, Mapping[str, str], bytes], Awaitable[int]]
@@ -42,7 +39,7 @@ class NotSent(Exception):
 async def post(url: str, trusts: ssl.SSLContext | None, headers: Mapping[str, str], body: bytes) -> int:
     """The way without a proxy: see Post."""
     target = "/" if urlsplit(url).path[-1:] in ("", "/") else ""
-    upstream = Upstream(_TIMEOUTS, None, lambda: trusts or tls_context())
+    upstream = Upstream(SENDS_WITHIN_S, None, lambda: trusts or tls_context())
     try:
         async with asyncio.timeout(SENDS_WITHIN_S):
             answer = await upstream.send("POST", url, target, headers, [body])

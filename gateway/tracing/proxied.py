@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import httpx
 
-from coordinator.engine.sockets import tls_context
-from gateway.tracing.backend import CONNECTS_WITHIN_S, SENDS_WITHIN_S, NotSent, late
+from coordinator.engine.sockets import CONNECT_S, tls_context
+from gateway.tracing.backend import SENDS_WITHIN_S, NotSent, late
 
-_TIMEOUTS = httpx.Timeout(None, connect=CONNECTS_WITHIN_S)
+_TIMEOUTS = httpx.Timeout(None, connect=CONNECT_S)
 _RETRIED = httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError
 _MOST_REASON_CHARS = 200
 

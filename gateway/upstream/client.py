@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from coordinator.engine.light_json import parse_answer
 from coordinator.engine.sockets import tls_context
 from gateway.deadlines import Deadlines
-from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
 from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
@@ -38,9 +37,10 @@ class ControlAnswer(NamedTuple):
 class Upstream:
     """Pooled connections to all replicas. Create it inside a running loop, and `close` it at the end."""
 
-    def __init__(self, timeouts: TimeoutSettings, api_key: str | None, tls: Tls = tls_context) -> None:
-        """`tls` gives the context of each new connection to a replica with https://. By default, that trusts what the
-        system does, and shows no certificate."""
+    def __init__(self, idle_s: float, api_key: str | None, tls: Tls = tls_context) -> None:
+        """A replica may be silent in the middle of an answer for `idle_s`. `tls` gives the context of each new
+        connection to a replica with https://. By default, that trusts what the system
+        does, and shows no certificate."""
         self._tls = tls
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}
@@ -49,9 +49,7 @@ class Upstream:
         left."""
         self._kept: frozenset[str] | None = None
         """The replicas whose connections are kept for the next request; None means all."""
-        self._connect_s = timeouts.connect_s
-        self._keep_alive_s = timeouts.upstream_keep_alive_s
-        self._idle_s = timeouts.idle_s
+        self._idle_s = idle_s
         self._deadlines = Deadlines()
 
     async def send(
@@ -100,7 +98,7 @@ class Upstream:
                 on_new_connection = True
 
     def _new_origin(self, url: str) -> Origin:
-        origin = Origin(url, self._connect_s, self._keep_alive_s, self._tls)
+        origin = Origin(url, self._tls)
         if self._kept is None or url in self._kept:
             self._origins[url] = origin
         else:  # the request was placed just before the replica went
@@ -125,7 +123,7 @@ class Upstream:
     async def _get(self, url: str, path: str, with_key: bool) -> ControlAnswer:
         origin = self._control_origins.get(url)
         if origin is None:
-            origin = self._control_origins[url] = Origin(url, self._connect_s, self._keep_alive_s, self._tls)
+            origin = self._control_origins[url] = Origin(url, self._tls)
         answer = await self._send(origin, "GET", path, _CONTROL_HEADERS, (), self._key_line if with_key else "")
         try:
             if not await answer.gathered(MAX_CONTROL_BYTES, lambda _size_bytes: True):

@@ -1,6 +1,6 @@
 """Connections to replicas, kept for the next request.
 
-A connection is reused for less time than vLLM keeps it open (5 s), or than its server says, so that few requests are
+A connection is reused for less time than vLLM keeps it open, or than its server says, so that few requests are
 sent on a connection that is being closed. The connection used last is used next, so that connections beyond the current
 load become old and close.
 """
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
+from coordinator.engine.sockets import CONNECT_S, KEEP_ALIVE_S
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import UpstreamError
 
@@ -28,7 +29,7 @@ Tls = Callable[[], ssl.SSLContext]
 class Origin:
     """The connections to one replica's address. Raises UpstreamError if the URL is not a usable address."""
 
-    def __init__(self, url: str, connect_s: float, keep_alive_s: float, tls: Tls) -> None:
+    def __init__(self, url: str, tls: Tls) -> None:
         try:  # the URL may come from a record in Redis, which anybody may have written
             parts = urlsplit(url)
             port = parts.port
@@ -37,8 +38,6 @@ class Origin:
             raise UpstreamError("refused", f"cannot use the address {url!r} ({error})") from error
         self._tls = tls if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", port or (443 if self._tls else 80)
-        self._connect_s = connect_s
-        self._keep_alive_s = keep_alive_s
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._is_retired = False
@@ -65,7 +64,7 @@ class Origin:
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._rested, self._open.discard),
                     self._host,
@@ -73,7 +72,7 @@ class Origin:
                     ssl=self._tls and self._tls(),
                 )
         except TimeoutError:
-            raise UpstreamError("refused", f"no connection within {self._connect_s:g} s") from None
+            raise UpstreamError("refused", f"no connection within {CONNECT_S:g} s") from None
         except OSError as error:
             why = f"cannot connect to {self._host}:{self._port} ({_cause(error)})"
             raise UpstreamError("refused", why) from error
@@ -84,7 +83,7 @@ class Origin:
         if self._is_retired:
             connection.abort()
         else:
-            connection.kept_until_s = connection.ended_s + min(self._keep_alive_s, connection.server_keeps_s)
+            connection.kept_until_s = connection.ended_s + min(KEEP_ALIVE_S, connection.server_keeps_s)
             self._idle.append(connection)
 
     def retire(self) -> None:

@@ -13,6 +13,7 @@ from bench.cluster import Cluster, SimReplica
 from coordinator.keys import pool_slug
 from gateway.ops.local.ports import free_ports
 from tests.api.stage import Stage, chat_body, running_gateway, text, user
+from tests.forked import constants
 from tests.polling import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -175,9 +176,9 @@ def test_of_a_pool_that_a_replica_has_left_nothing_stays(open_cluster: Cluster, 
 
     port = free_ports(1)[0]
     sim = started("org/before")
-    fast = {"health": {"interval_s": 0.2}}
     try:
-        with running_gateway(tmp_path, open_cluster.redis_url, [sim], fast) as url:
+        fast = constants({"gateway.replicas.health_checks.INTERVAL_S": 0.2})
+        with fast, running_gateway(tmp_path, open_cluster.redis_url, [sim], {}) as url:
             wait_until(lambda: pools() == {pool_slug("org/before")})
             sim.kill()
             sim = started("org/after")

@@ -18,6 +18,7 @@ NO_BUDGET = {
     "gateway.relay.retry_budget.MIN_RETRIES": 0,
     "gateway.relay.retry_budget.SHARE": 0,
     "coordinator.breaker.FAILURES": BREAKER_FAILURES,
+    "gateway.replicas.health_checks.FAILURES": 1000,
 }
 ROUND_ROBIN = {"x-kvgate-policy": "round_robin"}
 
@@ -25,10 +26,7 @@ ROUND_ROBIN = {"x-kvgate-policy": "round_robin"}
 @pytest.fixture
 def spent(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
     arguments = ("--no-events", "--model", "org/spent", "--served-name", "sim")
-    config = {
-        "policy": {"allow_header": True},
-        "health": {"failures": 1000},
-    }
+    config = {"policy": {"allow_header": True}}
     with (
         constants(NO_BUDGET),
         running_sims(tmp_path, {"b0": arguments, "b1": arguments}) as sims,

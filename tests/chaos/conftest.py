@@ -25,8 +25,14 @@ from tests.redis_server import RedisServer, running_redis
 
 @pytest.fixture(scope="package", autouse=True)
 def quick() -> Iterator[None]:
-    """Breakers let probes through soon, and no retry budget reacts to the failures that tests cause."""
-    with constants({"coordinator.breaker.OPEN_MS": 1000, "gateway.relay.retry_budget.MIN_RETRIES": 1000}):
+    """Gateways find faults soon, breakers let probes through soon, and no retry budget reacts to what tests break."""
+    quick = {
+        "coordinator.breaker.OPEN_MS": 1000,
+        "gateway.relay.retry_budget.MIN_RETRIES": 1000,
+        "gateway.replicas.health_checks.INTERVAL_S": 0.25,
+        "gateway.upstream.origin.CONNECT_S": 1,
+    }
+    with constants(quick):
         yield
 
 

@@ -24,8 +24,7 @@ BUDGET_S = 0.2
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": BUDGET_S * 1000},
-    "timeouts": {"connect_s": 1, "first_byte_s": FIRST_BYTE_S, "request_s": 60},
-    "health": {"interval_s": 0.25, "timeout_s": 1},
+    "timeouts": {"first_byte_s": FIRST_BYTE_S, "request_s": 60},
     "policy": {"allow_header": True},
 }
 _SAMPLE = r"^%s(?:\{([^}]*)\})? (\S+)$"

@@ -36,7 +36,7 @@ OPTIONS = ("--maxmemory", f"{LIMIT_MB}mb", "--maxmemory-policy", "volatile-lru",
 # The budget is long: a fallback because the machine is busy with chunks would look like a refused write.
 CONFIG: dict[str, Any] = {
     "redis": PATIENT_REDIS,
-    "health": {"interval_s": 0.5, "timeout_s": 5},
+    "health": {"timeout_s": 5},
 }
 CHUNK_TTL_S = 3600
 # One script: no chunk can get a TTL before the last chunk is stored or refused.

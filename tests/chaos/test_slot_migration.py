@@ -19,10 +19,7 @@ from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_groups import RedisCluster, running_redis_cluster
 
-CONFIG: dict[str, Any] = {
-    "redis": PATIENT_REDIS,
-    "health": {"interval_s": 0.25, "timeout_s": 1},
-}
+CONFIG: dict[str, Any] = {"redis": PATIENT_REDIS}
 
 
 @pytest.fixture(scope="module")

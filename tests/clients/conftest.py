@@ -18,13 +18,13 @@ from tests.forked import constants
 @pytest.fixture(scope="package")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with (
-        constants({"coordinator.breaker.FAILURES": 1000}),  # tests make replicas fail
+        constants({"coordinator.breaker.FAILURES": 1000, "gateway.replicas.health_checks.INTERVAL_S": 0.25}),
         running_half_replica() as half,
         running_replicas(tmp_path_factory.mktemp("replicas"), REPLICAS, REPLICA_ARGUMENTS) as sims,
         running_gateways({sim.id: sim.url for sim in sims} | {"half": half.url}, gateways=2, config=CONFIG) as cluster,
     ):
         stage = Stage(cluster, sims, half)
-        timeouts = {"connect_s": REQUEST_S, "first_byte_s": REQUEST_S, "request_s": REQUEST_S}
+        timeouts = {"first_byte_s": REQUEST_S, "request_s": REQUEST_S}
         with stage.another_gateway(timeouts=timeouts) as hurried:
             stage.hurried_url = hurried.url
             yield stage

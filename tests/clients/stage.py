@@ -25,7 +25,7 @@ REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 # The limits allow for a busy machine.
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
-    "health": {"interval_s": 0.25, "timeout_s": 5},
+    "health": {"timeout_s": 5},
 }
 REQUEST_S = 2
 """The time limit of requests at the gateway `hurried_url`, in seconds."""

@@ -11,14 +11,22 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, running_cluster
 from tests.api.stage import PATIENT_REDIS
 from tests.cluster.ledger import Ledger
+from tests.forked import constants
 
 # One token of an answer takes 20 ms: a stream of 4 000 tokens stays open longer than a test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG = {
     "redis": PATIENT_REDIS,
     "policy": {"allow_header": True},
-    "health": {"interval_s": 0.5, "timeout_s": 5},
+    "health": {"timeout_s": 5},
 }
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick() -> Iterator[None]:
+    """Gateways notice changes soon."""
+    with constants({"gateway.replicas.health_checks.INTERVAL_S": 0.25}):
+        yield
 
 
 @pytest.fixture(scope="package")

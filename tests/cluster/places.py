@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.cluster import SimReplica
+from tests.forked import constants
 from tests.gateway.replicas.discovery.dns_server import DnsServer, running_dns
 from tests.gateway.replicas.discovery.kubernetes_api import (
     KubernetesApi,
@@ -47,7 +48,7 @@ class Place(Protocol):
 class DnsPlace:
     def __init__(self, server: DnsServer) -> None:
         self._server = server
-        self.discovery = {"dns": {"names": [_SRV], "server": server.address, "interval_s": INTERVAL_S}}
+        self.discovery = {"dns": {"names": [_SRV], "server": server.address}}
 
     def id_of(self, server: SimReplica) -> str:
         return f"127.0.0.1-{server.port}"
@@ -100,7 +101,8 @@ class KubernetesPlace:
 async def running_place(kind: str, folder: Path) -> AsyncIterator[Place]:
     if kind == "dns":
         async with running_dns() as server:
-            yield DnsPlace(server)
+            with constants({"gateway.replicas.discovery.dns.INTERVAL_S": INTERVAL_S}):
+                yield DnsPlace(server)
     else:
         async with running_kubernetes() as api:
             yield KubernetesPlace(api, folder)

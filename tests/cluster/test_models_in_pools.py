@@ -24,7 +24,7 @@ SERVED = ("--served-name", "prod")
 
 def listed(**servers: SimReplica) -> dict[str, Any]:
     replicas = [{"id": f"weights-{name}", "url": server.url} for name, server in servers.items()]
-    return {"replicas": replicas, "health": {"interval_s": 0.3, "timeout_s": 2}}
+    return {"replicas": replicas, "health": {"timeout_s": 2}}
 
 
 @asynccontextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 import redis.asyncio as redis
 
 from bench.cluster import Cluster
@@ -16,9 +18,22 @@ from tests.cluster.gateways import GatewayProcess, another_gateway
 from tests.cluster.ledger import Ledger
 from tests.cluster.places import running_place
 from tests.cluster.servers import another_server
+from tests.forked import constants
 from tests.polling import eventually
 
 MODEL = "kvgate/moves"
+
+
+@pytest.fixture
+def rare_checks() -> Iterator[None]:
+    with constants({"gateway.replicas.health_checks.INTERVAL_S": 4}):
+        yield
+
+
+@pytest.fixture
+def short_memory() -> Iterator[None]:
+    with constants({"gateway.replicas.health_checks.FORGET_S": 1}):
+        yield
 
 
 async def test_gateways_started_anew_find_moved_replicas_at_once_and_gone_ones_soon(
@@ -92,15 +107,14 @@ async def are_waiting(client: redis.Redis, model: str, count: int) -> bool:
     return sum(map(int, await client.hvals(PoolKeys(pool_slug(model)).waiting))) == count
 
 
+@pytest.mark.usefixtures("rare_checks")
 async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_breaks(
     cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     """Without the broken stream it would take 20 s: gateways read models and metrics at every fifth check."""
     async with (
         another_server(http, tmp_path, "--model", MODEL) as server,
-        another_gateway(
-            cluster, "watchful", replicas=[{"id": "restarts", "url": server.url}], health={"interval_s": 4}
-        ) as gateway,
+        another_gateway(cluster, "watchful", replicas=[{"id": "restarts", "url": server.url}]) as gateway,
         redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
     ):
         ledger = Ledger(client, pool_slug(MODEL))
@@ -117,10 +131,10 @@ async def is_another_life(ledger: Ledger, incarnation: str) -> bool:
     return (await ledger.replicas())["restarts"].incarnation != incarnation
 
 
+@pytest.mark.usefixtures("short_memory")
 async def test_a_replica_that_is_gone_for_good_is_forgotten(
     cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    soon = {"interval_s": 0.2, "forget_s": 1}
     async with (
         another_server(http, tmp_path, "--model", MODEL) as stays,
         redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
@@ -130,12 +144,12 @@ async def test_a_replica_that_is_gone_for_good_is_forgotten(
         async with AsyncExitStack() as before:
             server = await before.enter_async_context(another_server(http, tmp_path, "--model", MODEL))
             listed = [*kept, {"id": "shrunk", "url": server.url}]
-            earlier = await before.enter_async_context(another_gateway(cluster, "wide", replicas=listed, health=soon))
+            earlier = await before.enter_async_context(another_gateway(cluster, "wide", replicas=listed))
             reached = {(await ask(http, earlier.url, f"{n}")).headers["x-kvgate-replica"] for n in range(12)}
             assert reached == {"kept", "shrunk"}
         async with (
-            another_gateway(cluster, "narrow", replicas=kept, health=soon) as one,
-            another_gateway(cluster, "narrow2", replicas=kept, health=soon) as two,
+            another_gateway(cluster, "narrow", replicas=kept) as one,
+            another_gateway(cluster, "narrow2", replicas=kept) as two,
         ):
             await eventually(lambda: is_forgotten(ledger, client, "shrunk"))
             for n in range(4):
@@ -164,7 +178,7 @@ async def test_the_life_of_a_replica_is_not_renamed_by_a_worker_that_is_not_conf
         replicas = [{"id": "stays", "url": first.url}, {"id": "joins", "url": second.url}]
         ledger = Ledger(client, pool_slug(model))
         async with (
-            another_gateway(cluster, "worker", replicas=replicas[:1], health={"interval_s": 0.2}) as worker,
+            another_gateway(cluster, "worker", replicas=replicas[:1]) as worker,
             another_gateway(cluster, "newer", replicas=replicas),
         ):
             before = (await ledger.replicas())["joins"]
@@ -177,7 +191,7 @@ async def test_the_life_of_a_replica_is_not_renamed_by_a_worker_that_is_not_conf
 async def test_a_gateway_that_left_a_pool_and_has_its_chores_finds_newcomers_dead(
     cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    model, soon = "kvgate/left", {"interval_s": 0.2}
+    model = "kvgate/left"
     async with (
         running_place("kubernetes", tmp_path) as place,
         another_server(http, tmp_path, "--model", model) as stays,
@@ -187,11 +201,11 @@ async def test_a_gateway_that_left_a_pool_and_has_its_chores_finds_newcomers_dea
     ):
         await place.hold([stays])
         ledger, keys = Ledger(client, pool_slug(model)), PoolKeys(pool_slug(model))
-        async with another_gateway(cluster, "left", replicas=[], discovery=place.discovery, health=soon) as left:
+        async with another_gateway(cluster, "left", replicas=[], discovery=place.discovery) as left:
             await place.hold([other])
             await eventually(lambda: serves(http, left, "kvgate/elsewhere"))
             newcomers = [{"id": "stays", "url": stays.url}, {"id": "dies", "url": dies.url}]
-            async with another_gateway(cluster, "came", replicas=newcomers, health=soon):
+            async with another_gateway(cluster, "came", replicas=newcomers):
                 await eventually(lambda: is_registered(ledger, "dies"))
                 assert (await client.hget(keys.leases, "worker")).startswith("left.")
                 dies.kill()

@@ -25,7 +25,7 @@ from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
 SPEED = ("--speed", "20")
-CONFIG: dict[str, Any] = {"redis": {"budget_ms": 500}, "health": {"interval_s": 0.5, "timeout_s": 5}}
+CONFIG: dict[str, Any] = {"redis": {"budget_ms": 500}, "health": {"timeout_s": 5}}
 BLOCK_TOKENS = 16
 KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 

@@ -15,7 +15,7 @@ BLOCKS = 768
 CONFIG = {
     "redis": {"budget_ms": 500},
     "policy": {"allow_header": True},
-    "health": {"interval_s": 0.5, "timeout_s": 5},
+    "health": {"timeout_s": 5},
 }
 
 

@@ -120,9 +120,9 @@ def agent(
     key, certificate = settings.security.replica_api_key, replica_certificate(settings)
 
     async def run() -> None:
-        times, tasks = settings.timeouts, Tasks()
+        tasks = Tasks()
         secret, tls = key.get_secret_value() if key else None, certificate.first if certificate else None
-        client = ControlClient(times.connect_s, times.upstream_keep_alive_s, secret, tls)
+        client = ControlClient(secret, tls)
         if certificate is not None:
             tasks.keep(certificate.run, "replica_tls")
         try:

@@ -1,6 +1,6 @@
 """Finds replicas by a DNS name's addresses or SRV records.
 
-Asks again every `interval_s`, and caches nothing. The meaning of the answers:
+Asks again every INTERVAL_S, and caches nothing. The meaning of the answers:
 
     addresses                all replicas
     the name has no address  there are no replicas, by authority
@@ -22,6 +22,8 @@ from gateway.replicas.discovery.source import SourceDown, replica_at
 from gateway.settings.discovery_settings import DnsSettings
 from gateway.settings.gateway_settings import ReplicaSettings
 
+INTERVAL_S = 2.0
+"""A cluster's DNS answers from memory, and changes about as often. Health checks find a dead replica as soon."""
 _LOOK_S = 5.0
 
 
@@ -30,7 +32,7 @@ class DnsName:
 
     def __init__(self, name: str, settings: DnsSettings) -> None:
         self.name = f"dns {name}"
-        self.retry_s = settings.interval_s
+        self.retry_s = INTERVAL_S
         self._asked = name
         self._settings = settings
 
@@ -43,7 +45,7 @@ class DnsName:
             finally:
                 _heed_cancellation()
             yield [replica_at(self._settings.scheme, address, port) for address, port in places]
-            await asyncio.sleep(self._settings.interval_s)
+            await asyncio.sleep(INTERVAL_S)
 
     def _resolver(self) -> Resolver:
         """Created for each lookup, because the host's resolv.conf may change."""

@@ -26,7 +26,7 @@ async def raw() -> AsyncIterator[RawReplica]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[ControlClient]:
-    client = ControlClient(connect_s=1, keep_alive_s=4, api_key="secret")
+    client = ControlClient("secret")
     yield client
     await client.close()
 

@@ -67,7 +67,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[ControlClient]:
-    client = ControlClient(connect_s=2, keep_alive_s=4)
+    client = ControlClient()
     yield client
     await client.close()
 

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from coordinator.agent.control_client import ControlClient, ControlError
 from coordinator.engine.sockets import tls_context
-from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream, UpstreamError
 from tests.certificates import self_signed
 from tests.programs import needs
@@ -48,7 +47,7 @@ def fresh_context() -> Iterator[None]:
 
 
 async def agents_answer(url: str) -> tuple[int, bytes]:
-    client = ControlClient(connect_s=5, keep_alive_s=4)
+    client = ControlClient()
     try:
         return await client.get(f"{url}/health", 30)
     finally:
@@ -56,7 +55,7 @@ async def agents_answer(url: str) -> tuple[int, bytes]:
 
 
 async def gateways_answer(url: str) -> tuple[int, bytes]:
-    upstream = Upstream(TimeoutSettings(), None)
+    upstream = Upstream(300, None)
     try:
         answer = await upstream.get(url, "/health", 30)
         return answer.status, answer.body

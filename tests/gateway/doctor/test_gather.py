@@ -18,7 +18,6 @@ from gateway.doctor.ask import ask_gateway, ask_lmcache, ask_replica
 from gateway.doctor.evidence import Evidence, ReplicaEvidence, Unknown
 from gateway.doctor.gather import Targets, gather
 from gateway.settings.gateway_settings import ReplicaSettings
-from gateway.settings.limit_settings import TimeoutSettings
 from gateway.simulator.server import serving
 from gateway.simulator.settings import SimSettings
 from gateway.upstream import Upstream
@@ -48,7 +47,7 @@ async def answering(answers: dict[str, Any], seen: list[web.Request] | None = No
 
 
 async def asked(url: str, with_key: bool = False, timeout_s: float = 2.0) -> ReplicaEvidence:
-    upstream = Upstream(TimeoutSettings(), "replica-key")
+    upstream = Upstream(300, "replica-key")
     try:
         return await ask_replica(upstream, ReplicaEvidence("r0", url), with_key, timeout_s)
     finally:

@@ -36,7 +36,7 @@ async def pair() -> AsyncIterator[Pair]:
         for replica in replicas:
             await stack.enter_async_context(replica.running())
         listed = [{"id": f"r{index}", "url": replica.url} for index, replica in enumerate(replicas)]
-        limits = {"connect_s": 1, "first_byte_s": 1}
+        limits = {"first_byte_s": 1}
         before = gateway_before(replicas[0], replicas=listed, timeouts=limits)
         gateway, url = await stack.enter_async_context(before)
         assert sorted(gateway.fleet.served["m"][0].replicas) == ["r0", "r1"]

@@ -133,7 +133,7 @@ async def test_to_http_1_0_the_end_of_a_broken_answer_is_no_clean_end(relayed: R
 @pytest.mark.parametrize(
     "relayed",
     [
-        {"timeouts": {"connect_s": 1, "first_byte_s": 1, "request_s": 1}},
+        {"timeouts": {"first_byte_s": 1, "request_s": 1}},
         {"timeouts": {"idle_s": 0.1}},
     ],
     ids=["time of a request", "idle time"],

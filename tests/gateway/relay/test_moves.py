@@ -14,16 +14,16 @@ from gateway.deadlines import Deadlines
 from gateway.relay.moves import DEATH_WINDOW_S, Moves, PoolDeaths, WaitingAttempt
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
-from gateway.replicas.health_checks import HealthChecks
+from gateway.replicas.health_checks import FAILURES, HealthChecks
 from gateway.settings.gateway_settings import ReplicaSettings
-from gateway.settings.limit_settings import HealthSettings, TimeoutSettings
+from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 from tests.web_server import serving
 
-HEALTH = HealthSettings(interval_s=0.05, timeout_s=0.2)
+HEALTH = HealthSettings(timeout_s=0.2)
 
 
 @pytest.fixture
@@ -52,9 +52,10 @@ class Replica:
 
 
 async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_that_answers_and_goes_when_it_does_not(
-    redis_server: RedisServer,
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, other, tasks, upstream = Replica(), Replica(), Tasks(), Upstream(TimeoutSettings(), None)
+    monkeypatch.setattr("gateway.replicas.health_checks.INTERVAL_S", 0.05)
+    old, other, tasks, upstream = Replica(), Replica(), Tasks(), Upstream(300, None)
     async with serving(old.application) as old_url, serving(other.application) as other_url:
         store = Store(StoreOptions(redis_server.url), "g0")
         tasks.spawn(store.run(), "store")
@@ -77,7 +78,7 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
             assert not waiting.done()
             old.is_frozen = True
             assert (await waiting).move_reason == "dead"
-            assert old.asked_frozen >= HEALTH.failures
+            assert old.asked_frozen >= FAILURES
             assert store.pool_names() == ["m"]
         finally:
             await tasks.close()
@@ -113,7 +114,7 @@ SENT_S = 100.0
 async def test_a_request_is_blamed_for_silence_that_begins_with_it_if_no_longer_one_waits(
     answered_s: float, is_silent: bool, state: str, other_bytes: int, is_blamed: bool
 ) -> None:
-    store, upstream = Store(StoreOptions("redis://127.0.0.1:1"), "g0"), Upstream(TimeoutSettings(), None)
+    store, upstream = Store(StoreOptions("redis://127.0.0.1:1"), "g0"), Upstream(300, None)
     fleet = Fleet([ReplicaSettings(id="r0", url="http://127.0.0.1:1")], store, upstream)
     checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
     moves = Moves(fleet, checks, store, progress, HangDetector(fleet, HEALTH, store, upstream, progress))

@@ -114,17 +114,18 @@ async def test_requests_that_wait_for_replicas_that_are_not_listed_any_more_go_t
 
 
 async def test_a_prompt_that_seems_too_long_goes_to_a_shorter_replica_if_no_longer_one_is_ready(
-    old: ScriptedReplica,
+    old: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many tokens a prompt has is only estimated, and the engine cuts the answer."""
-    old.cards, rest = [{"id": "m", "max_model_len": 512}], {"health": {"interval_s": 0.05, "failures": 1}}
+    monkeypatch.setattr("gateway.replicas.health_checks.INTERVAL_S", 0.05)
+    old.cards = [{"id": "m", "max_model_len": 512}]
     old.says(FINE)
     async with AsyncExitStack() as stack:
         dies = serving("m")
         long = await dies.__aenter__()
         long.cards = [{"id": "m", "max_model_len": 65_536}]
         replicas = [each.model_dump() for each in listed(short=old, long=long)]
-        gateway, url = await stack.enter_async_context(gateway_before(old, replicas=replicas, **rest))
+        gateway, url = await stack.enter_async_context(gateway_before(old, replicas=replicas))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
         await until_ready(gateway, "short", "long")
         assert (await ask(http, "many tokens")).headers["x-kvgate-replica"] == "long"

@@ -8,7 +8,7 @@ from coordinator.store import Store, StoreOptions
 from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.hangs import AnswerProgress, HangDetector, StallTimer
 from gateway.settings.gateway_settings import ReplicaSettings
-from gateway.settings.limit_settings import HealthSettings, TimeoutSettings
+from gateway.settings.limit_settings import HealthSettings
 from gateway.upstream import Upstream
 from tests.gateway.upstream.conftest import RawReplica
 
@@ -73,7 +73,7 @@ def test_an_engine_that_never_told_of_its_work_is_slow_for_all_that_is_known() -
 
 async def test_an_address_that_is_known_from_the_store_alone_does_not_get_the_api_key() -> None:
     """Whoever can write to Redis can add a replica's record there."""
-    raw, upstream = RawReplica(), Upstream(TimeoutSettings(), "secret")
+    raw, upstream = RawReplica(), Upstream(300, "secret")
     await raw.start()
     try:
         store = Store(StoreOptions("redis://127.0.0.1:1"), "gw0")

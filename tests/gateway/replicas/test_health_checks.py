@@ -15,17 +15,16 @@ from aiohttp import web
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import Pool
 from coordinator.store import Store, StoreOptions
+from gateway.replicas import health_checks
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.health_checks import HealthChecks
+from gateway.replicas.health_checks import FAILURES, HealthChecks
 from gateway.settings.gateway_settings import ReplicaSettings
-from gateway.settings.limit_settings import HealthSettings, TimeoutSettings
+from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 from tests.polling import eventually
 from tests.redis_server import running_redis
 from tests.web_server import serving
-
-FAILURES = 3
 
 RECORDS = ("life-x ready 0 5 0 http://127.0.0.1:1", "life-" + "9" * 5000 + " ready 0 5 0 http://127.0.0.1:1")
 Health = Callable[[web.Request], Awaitable[web.Response]]
@@ -47,12 +46,17 @@ async def tell_metrics(_request: web.Request) -> web.Response:
     return web.Response(text='vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1.0\n' % ("9" * 5000))
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_checks, "INTERVAL_S", 0.01)
+
+
 @asynccontextmanager
 async def checked(
-    health: HealthSettings, redis_url: str = "redis://127.0.0.1:1", **replicas: Health
+    redis_url: str = "redis://127.0.0.1:1", timeout_s: float = 1, **replicas: Health
 ) -> AsyncIterator[Fleet]:
     """Replicas that answer /health with these handlers, and a gateway that checks them. By default it has no store."""
-    store, upstream, tasks = Store(StoreOptions(redis_url), "g0"), Upstream(TimeoutSettings(), None), Tasks()
+    store, upstream, tasks = Store(StoreOptions(redis_url), "g0"), Upstream(300, None), Tasks()
     fleet, listed = Fleet([], store, upstream), []
     async with AsyncExitStack() as stack:
         for name, answer in replicas.items():
@@ -63,7 +67,7 @@ async def checked(
         fleet.set_targets(listed)
         tasks.spawn(store.run(), "store")
         await store.first_attempt()
-        checks = HealthChecks(fleet, health, store, upstream)
+        checks = HealthChecks(fleet, HealthSettings(timeout_s=timeout_s), store, upstream)
         tasks.spawn(checks.run(), "checks")
         await checks.first_round()
         try:
@@ -83,7 +87,7 @@ async def test_a_replica_is_dead_with_the_last_of_so_many_failed_checks_and_not_
         seen_at_failures.append(fleet.describe()["r0"])
         return web.Response(status=503)
 
-    async with checked(HealthSettings(interval_s=0.01, failures=FAILURES), r0=answer_health) as fleet:
+    async with checked(r0=answer_health) as fleet:
         is_well = False
         await eventually(lambda: len(seen_at_failures) > FAILURES + 1)
         assert seen_at_failures[:FAILURES] == ["alive"] * FAILURES
@@ -104,7 +108,7 @@ async def test_a_replica_that_does_not_answer_holds_up_no_check_of_another() -> 
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(status=200 if is_well else 503)
 
-    async with checked(HealthSettings(interval_s=0.01, timeout_s=3600), silent=say_nothing, failing=answer) as fleet:
+    async with checked(timeout_s=3600, silent=say_nothing, failing=answer) as fleet:
         is_well = False
         await is_asked.wait()
         await eventually(lambda: fleet.describe()["failing"] != "alive")
@@ -122,7 +126,7 @@ async def test_a_record_whose_life_cannot_be_read_stops_no_check(record: str) ->
     with running_redis() as server:
         async with redis.Redis.from_url(server.url) as client:
             await client.hset(PoolKeys("m").replicas, mapping={"r0": record, "stranger": record})
-            async with checked(HealthSettings(interval_s=0.01), server.url, r0=answer, r1=answer) as fleet:
+            async with checked(server.url, r0=answer, r1=answer) as fleet:
                 for name in ("r0", "stranger"):
                     await client.hset(PoolKeys("m").replicas, name, record)
                 is_well = False
@@ -150,7 +154,7 @@ async def test_a_new_record_of_other_weights_stays_and_the_old_one_goes_once(mon
     with running_redis() as server:
         async with (
             redis.Redis.from_url(server.url, decode_responses=True) as client,
-            checked(HealthSettings(interval_s=0.5), server.url, r0=answer) as fleet,
+            checked(server.url, r0=answer) as fleet,
         ):
             await eventually(lambda: client.hget(old, "r0"))
             before, life = str(await client.hget(old, "r0")), fleet.members["r0"].facts.started
@@ -173,7 +177,7 @@ async def test_what_a_replica_has_shown_is_forgotten_when_it_restarts(monkeypatc
         return web.Response()
 
     monkeypatch.setattr(sys.modules[__name__], "weights", {"root": "m", "started": "100.5"})
-    async with checked(HealthSettings(interval_s=0.5), r0=answer) as fleet:
+    async with checked(r0=answer) as fleet:
         member = fleet.members["r0"]
         member.forces_usage = member.takes_media = True
         weights["started"] = "200.5"
@@ -189,7 +193,7 @@ def test_a_replica_is_read_again_at_once_only_if_its_last_check_is_not_new() -> 
     fleet = Fleet(
         [ReplicaSettings(id="r0", url="http://r0")],
         Store(StoreOptions("redis://127.0.0.1:1"), "g0"),
-        Upstream(TimeoutSettings(), None),
+        Upstream(300, None),
     )
     fleet.changed.clear()
     fleet.members["r0"].checked_s = time.monotonic()

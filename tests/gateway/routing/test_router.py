@@ -28,7 +28,9 @@ def lonely_router(**policy: int) -> Router:
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
     settings = GatewaySettings(policy=PolicySettings(**policy))
-    return Router(settings, store, Metrics(), Fleet([], store, Upstream(settings.timeouts, None)), Tenants(settings))
+    return Router(
+        settings, store, Metrics(), Fleet([], store, Upstream(settings.timeouts.idle_s, None)), Tenants(settings)
+    )
 
 
 def job(affinity: bytes) -> Job:

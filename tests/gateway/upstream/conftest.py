@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Answer, Upstream
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -73,6 +72,6 @@ async def raw() -> AsyncIterator[RawReplica]:
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[Upstream]:
-    client = Upstream(TimeoutSettings(connect_s=1), "secret")
+    client = Upstream(300, "secret")
     yield client
     await client.close()

@@ -276,17 +276,13 @@ async def test_a_connection_that_the_replica_closed_is_not_used_again(raw: RawRe
     assert raw.connections == 3
 
 
-async def test_connections_grow_old(raw: RawReplica) -> None:
-    from gateway.settings.limit_settings import TimeoutSettings
+async def test_connections_grow_old(raw: RawReplica, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.upstream.origin.KEEP_ALIVE_S", 0.05)
 
-    upstream = Upstream(TimeoutSettings(upstream_keep_alive_s=0.05), None)
-    try:
-        for _ in range(2):
-            assert await rest(await get(upstream, raw)) == b"hi"
-            await asyncio.sleep(0.1)  # longer than its keep-alive time
-        assert raw.connections == 2
-    finally:
-        await upstream.close()
+    for _ in range(2):
+        assert await rest(await get(upstream, raw)) == b"hi"
+        await asyncio.sleep(0.1)  # longer than its keep-alive time
+    assert raw.connections == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway import deadlines
-from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream, UpstreamError, answer
 from tests.gateway.upstream.conftest import RawReplica
 from tests.polling import eventually
@@ -97,7 +96,7 @@ def relayed(raw: RawReplica, clock: Clock) -> Relayed:
 
 @pytest.fixture
 async def relaying(relayed: Relayed) -> AsyncIterator[asyncio.Future[None]]:
-    upstream = Upstream(TimeoutSettings(idle_s=IDLE_S), None)
+    upstream = Upstream(IDLE_S, None)
     yield asyncio.ensure_future(relayed.relay(upstream))
     await upstream.close()
 

@@ -87,9 +87,10 @@ async def test_of_a_server_that_does_not_answer_nothing_is_known(dns: DnsServer,
         await look(dns)
 
 
-async def test_a_name_is_asked_for_again_after_each_interval(dns: DnsServer) -> None:
+async def test_a_name_is_asked_for_again_after_each_interval(dns: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.replicas.discovery.dns.INTERVAL_S", 0.05)
     dns.records["vllm.test."] = ["A 10.0.0.1"]
-    answers = DnsName("vllm.test", DnsSettings(names=["vllm.test"], server=dns.address, interval_s=0.05)).follow()
+    answers = DnsName("vllm.test", DnsSettings(names=["vllm.test"], server=dns.address)).follow()
     assert len(await anext(answers)) == 1
     dns.records["vllm.test."] = ["A 10.0.0.1", "A 10.0.0.2"]
     assert len(await anext(answers)) == 2
@@ -97,11 +98,14 @@ async def test_a_name_is_asked_for_again_after_each_interval(dns: DnsServer) -> 
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_who_is_told_to_stop_while_an_answer_comes_in_stops(dns: DnsServer, turns: int) -> None:
+async def test_who_is_told_to_stop_while_an_answer_comes_in_stops(
+    dns: DnsServer, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before Python 3.12, a wait with a time limit loses a cancellation that arrives together with the answer."""
+    monkeypatch.setattr("gateway.replicas.discovery.dns.INTERVAL_S", 0.05)
     dns.records["vllm.test."] = ["A 10.0.0.1"]
     loop = asyncio.get_running_loop()
-    source = DnsName("vllm.test", DnsSettings(names=["vllm.test"], server=dns.address, interval_s=0.05))
+    source = DnsName("vllm.test", DnsSettings(names=["vllm.test"], server=dns.address))
     following = loop.create_task(Discovery([], [source], lambda _: None).run())
 
     def cancel_after(turns: int) -> None:
