@@ -54,7 +54,7 @@ class StoreOptions:
     """How to reach the store and how long to wait for it."""
 
     url: str
-    budget_s: float = 0.020
+    budget_s: float
     namespace: str = ""
     knobs: tuple[PolicyKnobs, ...] = ()
     """The settings of placements that most requests use."""

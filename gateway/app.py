@@ -10,7 +10,6 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.store import Store, StoreOptions
-from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.access_log import AccessLog
 from gateway.console.asking import ASK_PATH, Asking
@@ -79,7 +78,7 @@ class Gateway:
         # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
         self.store.on_change = self._store_changed
-        self.watcher = _watcher(settings, self.id)
+        self.watcher = Watcher(settings.redis.url, self.id, settings.store.chunk_ttl_s)
         StoreMetrics(self.watcher, self.metrics.registry)
 
         # The replicas: how to reach them, which there are, whether they are alive and make progress.
@@ -254,10 +253,6 @@ def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
     knobs = (knobs_of(settings, settings.policy.name),)
     return Store(StoreOptions(redis.url, redis.budget_ms / 1000, redis.namespace, knobs), gateway)
-
-
-def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
-    return Watcher(settings.redis.url, gateway, WatchSettings(settings.store.chunk_ttl_s))
 
 
 def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:

@@ -35,23 +35,16 @@ _CHUNKS_PER_CALL = 20
 """One call of the script takes Redis some 100 us."""
 _CHUNKS_PER_TICK = 200
 """2000 chunks/s."""
+SAMPLES_PER_S = 100
+"""Random keys that are read, to find unreported chunks and to see what takes the memory. Each costs Redis 5 us."""
+INFO_EVERY_S = 5.0
+"""The time between two readings of INFO. "The last minute" is the last twelve of them."""
 _READINGS = 13
 
 _RUNS = "eval", "evalsha"
 _SET, _EVICTED = "set", "evicted"
 OnEvent = Callable[[str, str], None]
 """Is called with an event's name and its key."""
-
-
-@dataclass(frozen=True, slots=True)
-class WatchSettings:
-    """`chunk_ttl_s` is the TTL that a chunk without one gets."""
-
-    chunk_ttl_s: int = 86_400
-    samples_per_s: int = 100
-    """Random keys that are read, to find unreported chunks and to see what takes the memory. Each costs Redis 5 us."""
-    info_every_s: float = 5.0
-    """The time between two readings of INFO. "The last minute" is the last twelve of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +124,13 @@ class _Tended(NamedTuple):
 class WatchSession:
     """Begins when the lease is taken. `tick` raises StoreError if the connection breaks."""
 
-    def __init__(self, wire: Wire, allow_oom: bool, url: str, settings: WatchSettings) -> None:
+    def __init__(self, wire: Wire, allow_oom: bool, url: str, chunk_ttl_s: int) -> None:
+        """`chunk_ttl_s` is the TTL that a chunk without one gets."""
         self.report: Report | None = None
         self._wire = wire
         self._script = load("tend", allow_oom)
         self._url = url
-        self._settings = settings
+        self._chunk_ttl_s = chunk_ttl_s
         self._loop = asyncio.get_running_loop()
         self._schedule = ChunkSchedule()
         self._samples = Samples()
@@ -145,7 +139,7 @@ class WatchSession:
         self._readings: deque[_Reading] = deque(maxlen=_READINGS)
         self._ran: tuple[float, int, float] | None = None
         """When INFO was read last, and how many scripts had run for how long."""
-        self._reading_due_s = self._loop.time() + settings.info_every_s
+        self._reading_due_s = self._loop.time() + INFO_EVERY_S
         self._life_s = 0.0
         """The TTL with which chunks are written. It is that of the last chunk whose SET was heard; until one is heard,
         the longest TTL that was seen."""
@@ -163,9 +157,9 @@ class WatchSession:
         """Look after the chunks that are due, take a few samples, and read INFO if that is due."""
         await self._listen_when_due()
         await self._tend(self._schedule.take(self._loop.time(), _CHUNKS_PER_TICK))
-        await self._sample(max(1, round(self._settings.samples_per_s * TICK_S)))
+        await self._sample(max(1, round(SAMPLES_PER_S * TICK_S)))
         if self._loop.time() >= self._reading_due_s:
-            self._reading_due_s = self._loop.time() + self._settings.info_every_s
+            self._reading_due_s = self._loop.time() + INFO_EVERY_S
             await self._read_info()
 
     async def close(self) -> None:
@@ -251,7 +245,7 @@ class WatchSession:
         """Run lua/tend.lua on chunks, each with the TTL that it was written with."""
         pairs = list(zip(keys, lives_s, strict=True))
         parts = [pairs[i : i + _CHUNKS_PER_CALL] for i in range(0, len(pairs), _CHUNKS_PER_CALL)]
-        ttl_ms = self._settings.chunk_ttl_s * 1000
+        ttl_ms = self._chunk_ttl_s * 1000
         script, chunks = self._script, [[key for key, _ in part] for part in parts]
         lives_ms = [[round(life_s * 1000) for _, life_s in part] for part in parts]
         runs = [script.operands(chunks=a, ttl_ms=ttl_ms, lives_ms=b) for a, b in zip(chunks, lives_ms, strict=True)]

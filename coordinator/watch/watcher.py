@@ -20,7 +20,7 @@ from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.scripts import load
 from coordinator.watch.store_report import noted
-from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, WatchSession, WatchSettings
+from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, WatchSession
 
 _log = structlog.get_logger("kvgate.watch")
 
@@ -34,10 +34,10 @@ _FULL = "OOM"
 class Watcher:
     """Run `run()` as a task. `who` is this process' name in the lease."""
 
-    def __init__(self, url: str, who: str, settings: WatchSettings) -> None:
+    def __init__(self, url: str, who: str, chunk_ttl_s: int) -> None:
         self._url = url
         self._who = who
-        self._settings = settings
+        self._chunk_ttl_s = chunk_ttl_s
         self._session: WatchSession | None = None
         self._allow_oom = True
         self._logged_reason = ""
@@ -75,7 +75,7 @@ class Watcher:
                 await asyncio.sleep(_LEASE_EVERY_S)
                 continue
             if self._session is None:
-                self._session = WatchSession(wire, self._allow_oom, self._url, self._settings)
+                self._session = WatchSession(wire, self._allow_oom, self._url, self._chunk_ttl_s)
                 _log.info("watching the store", who=self._who)
             lease_due_s = loop.time() + _LEASE_EVERY_S
             while loop.time() < lease_due_s:

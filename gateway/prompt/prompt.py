@@ -27,7 +27,7 @@ class PromptLimits:
     `media_folder`: where engines may read media by file: URLs; empty: nowhere.
     """
 
-    max_image_pixels: int = 64_000_000
+    max_image_pixels: int
     image_hosts: tuple[str, ...] = ()
     media_folder: str = ""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from coordinator.scripts import PolicyKnobs
+
 POLICIES: Final = {
     "prefix_kv_aware": "the fewest tokens to wait for and to compute; what a KV cache holds is not computed again",
     "round_robin": "each replica in turn, in one sequence for all gateways",
@@ -17,4 +19,4 @@ POLICIES: Final = {
     "consistent_hash": "always the same replica for the same first image or user message, by rendezvous hashing",
 }
 """Each policy's name, and the replica that it chooses."""
-DEFAULT_POLICY: Final = "prefix_kv_aware"
+DEFAULT_POLICY: Final = PolicyKnobs().name

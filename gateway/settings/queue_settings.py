@@ -6,10 +6,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from coordinator.scripts import PolicyKnobs
 from gateway.settings.base import Count, Seconds, Section, Slug
 
 MAX_BANDS = 10
 MAX_PER_MIN = 10**12
+_DEFAULTS = PolicyKnobs()
 
 
 class BandSettings(Section):
@@ -35,12 +37,12 @@ class KnownModelSettings(Section):
 
 
 class QueueSettings(Section):
-    max_wait_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 8000.0
+    max_wait_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = _DEFAULTS.max_wait_s
+    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = _DEFAULTS.prefill_tokens_per_s
     wait_s: Seconds = 60
     starve_s: Seconds = 30
-    max_waiting: Count = 1000
-    max_waiting_per_tenant: Count = 500
+    max_waiting: Count = _DEFAULTS.max_waiting
+    max_waiting_per_tenant: Count = _DEFAULTS.max_waiting_per_tenant
     bands: Annotated[list[BandSettings], Field(min_length=1, max_length=MAX_BANDS)] = Field(
         default=[BandSettings(name="realtime"), BandSettings(name="normal"), BandSettings(name="batch")]
     )

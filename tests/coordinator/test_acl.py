@@ -234,7 +234,7 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
 
 
 async def test_other_keys_are_out_of_its_reach(restricted_url: str) -> None:
-    store = Store(StoreOptions(restricted_url), "gw0")
+    store = Store(StoreOptions(restricted_url, 0.02), "gw0")
     async with running(store):
         with pytest.raises(StoreRefused, match=r"(?i)no permissions"):
             await store.pool("m").read("GET", "vllm@something")
@@ -244,7 +244,7 @@ async def test_a_user_without_permission_to_load_scripts_is_told_so(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     await client.execute_command("ACL", "SETUSER", "kvgate", *(rule for rule in RULES if "script" not in rule))
-    store = Store(StoreOptions(redis_server.url.replace("redis://", "redis://kvgate:secret@")), "gw0")
+    store = Store(StoreOptions(redis_server.url.replace("redis://", "redis://kvgate:secret@"), 0.02), "gw0")
     async with running(store):
         await eventually(lambda: "script" in store.reason.lower())
         with pytest.raises(StoreDown):
@@ -264,7 +264,7 @@ async def test_a_user_that_may_not_ask_for_scripts_loads_all_of_them(
 
 
 async def test_a_wrong_password_is_told_without_repeating_it(redis_server: RedisServer, restricted_url: str) -> None:
-    store = Store(StoreOptions(restricted_url.replace(":secret@", ":wrong-guess@")), "gw0")
+    store = Store(StoreOptions(restricted_url.replace(":secret@", ":wrong-guess@"), 0.02), "gw0")
     async with running(store):
         assert "invalid username-password pair" in store.reason
         assert "wrong-guess" not in store.reason

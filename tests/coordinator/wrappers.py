@@ -33,7 +33,7 @@ from coordinator.scripts import (
     load,
 )
 from coordinator.subset import Subset
-from coordinator.watch.watch_session import WatchSession, WatchSettings
+from coordinator.watch.watch_session import WatchSession
 from coordinator.watch.watcher import Watcher
 from tests.coordinator.stage import chain
 
@@ -92,8 +92,8 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     pool = Pool("m", "gw0", 1.0)
     pool._wire = wire
     pool.run("apply", **_arguments("r0", "61-0 62", _Entry("63-0", "64", "life1", list(_LINES))))
-    watcher = Watcher("redis://", "gw0", WatchSettings())
-    session = WatchSession(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
+    watcher = Watcher("redis://", "gw0", 91)
+    session = WatchSession(wire, True, "redis://", 91)
     await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
     return wire.calls
 

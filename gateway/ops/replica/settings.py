@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from coordinator.redis.address import split
 from gateway.settings.base import Count, Namespace, Port, Section, Slug
 from gateway.settings.config_file import build, read_file
-from gateway.settings.gateway_settings import checked_redis_url
+from gateway.settings.gateway_settings import StoreSettings, checked_redis_url
 
 OVERRIDES = {
     "KVGATE_REPLICA_ID": ("id",),
@@ -124,7 +124,7 @@ class OffloadSettings(Section):
 
 class ChunkRedisSettings(Section):
     url: str | None = Field(default=None, repr=False)
-    ttl_seconds: Annotated[int, Field(ge=60)] = 86_400
+    ttl_seconds: Annotated[int, Field(ge=60)] = StoreSettings().chunk_ttl_s
     key_prefix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,48}$")] = "kvchunk"
     max_stall_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 2.0
     num_workers: Annotated[int, Field(ge=1, le=512)] | None = None

@@ -40,7 +40,7 @@ class BodyRules:
     removed: tuple[str, ...]
     """Fields that are removed from JSON bodies."""
     removed_from_forms: tuple[str, ...]
-    prompt: PromptLimits = field(default_factory=PromptLimits)
+    prompt: PromptLimits
 
 
 class BodyHead(NamedTuple):

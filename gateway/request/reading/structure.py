@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
 from gateway.errors import ApiError
 
+MAX_FIELDS = 262_144
+"""Of all objects."""
+MAX_ELEMENTS = 4_194_304
+"""Of all lists and objects: the parsed values take up to 200 MiB, which count as held. A prompt of a million token ids
+has a million elements."""
+MAX_NESTING = 128
+"""Levels of lists and objects. Schemas of tools have a dozen."""
 _SLICE_BYTES: Final = 2**18
 _OTHER: Final = bytes(set(range(256)) - set(b'{}[]",:'))
 _BACKSLASH: Final = 0x5C
@@ -24,42 +30,25 @@ _NOT_BRACKETS: Final = b'",:'
 _DEPTH: Final = tuple({"{": 1, "[": 1, "}": -1, "]": -1}.get(chr(byte), 0) for byte in range(256))
 
 
-@dataclass(frozen=True, slots=True)
-class StructureLimits:
-    """Limits of a JSON body: `max_fields` in all objects, `max_elements` in all lists and objects, and `max_nesting`
-    levels of lists and objects.
-
-    The parsed values of a body take up to 200 MiB within these, which counts as held memory. No client's request comes
-    near: a million token ids are a million elements, and tools' schemas nest a dozen levels.
-    """
-
-    max_fields: int = 262_144
-    max_elements: int = 4_194_304
-    max_nesting: int = 128
-
-
-_LIMITS: Final = StructureLimits()
-
-
-def check_structure(body: bytes | bytearray, limits: StructureLimits = _LIMITS) -> None:
+def check_structure(body: bytes | bytearray) -> None:
     """Raises a 400 that names the limit which a JSON text exceeds. A text that is not JSON may pass; the parser refuses
     it later."""
-    if not _may_exceed(body, limits):
+    if not _may_exceed(body):
         return
     fields = elements = depth = 0
     for structure in _structure(body):
         fields += structure.count(b":")
         elements += structure.count(b",") + structure.count(b"[") + structure.count(b"{")
-        if fields > limits.max_fields:
-            raise _too_many("fields", limits.max_fields)
-        if elements > limits.max_elements:
-            raise _too_many("values", limits.max_elements)
+        if fields > MAX_FIELDS:
+            raise _too_many("fields", MAX_FIELDS)
+        if elements > MAX_ELEMENTS:
+            raise _too_many("values", MAX_ELEMENTS)
         brackets = structure.translate(None, _NOT_BRACKETS)
         if brackets:
             depths = list(accumulate(map(_DEPTH.__getitem__, brackets), initial=depth))
             depth = depths[-1]
-            if max(depths) > limits.max_nesting:
-                message = f"body: nested more than {limits.max_nesting} deep."
+            if max(depths) > MAX_NESTING:
+                message = f"body: nested more than {MAX_NESTING} deep."
                 raise ApiError(400, "limit_exceeded", message, "body")
 
 
@@ -68,13 +57,13 @@ def is_sparse(body: bytes | bytearray, marks: int = 1024) -> bool:
     return not any(_has_more_than(body, mark, marks) for mark in (b"{", b"[", b",", b'"', b"\\"))
 
 
-def _may_exceed(body: bytes | bytearray, limits: StructureLimits) -> bool:
+def _may_exceed(body: bytes | bytearray) -> bool:
     """Whether the text could exceed a limit. A field takes at least 5 bytes, a value at least 2."""
     return (
-        len(body) > 5 * limits.max_fields
-        or len(body) > 2 * limits.max_elements
-        or _has_more_than(body, b"{", limits.max_nesting // 2)
-        or _has_more_than(body, b"[", limits.max_nesting // 2)
+        len(body) > 5 * MAX_FIELDS
+        or len(body) > 2 * MAX_ELEMENTS
+        or _has_more_than(body, b"{", MAX_NESTING // 2)
+        or _has_more_than(body, b"[", MAX_NESTING // 2)
     )
 
 

@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
 import redis.asyncio as redis
 
-from coordinator.watch.watch_session import Report, WatchSettings
+from coordinator.watch import watch_session
+from coordinator.watch.watch_session import Report
 from coordinator.watch.watcher import Watcher
 from tests.redis_server import RedisServer, running_redis
 
 MIB = 2**20
 CHUNK_TTL_S = 3600
 EVENTS = ("--notify-keyspace-events", "E$e")
-SETTINGS = WatchSettings(chunk_ttl_s=CHUNK_TTL_S, samples_per_s=200, info_every_s=0.2)
 
 
 def chunk(number: int) -> str:
@@ -46,15 +47,18 @@ async def shared_redis(binary: str, *options: str) -> AsyncIterator[Shared]:
 
 
 @asynccontextmanager
-async def watching(url: str, who: str = "gw0", settings: WatchSettings = SETTINGS) -> AsyncIterator[Watcher]:
+async def watching(url: str, who: str = "gw0") -> AsyncIterator[Watcher]:
     """A watcher that runs until the end of the block, and then releases its lease."""
-    watcher = Watcher(url, who, settings)
-    task = asyncio.ensure_future(watcher.run())
-    try:
-        yield watcher
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    watcher = Watcher(url, who, CHUNK_TTL_S)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(watch_session, "SAMPLES_PER_S", 200)
+        patched.setattr(watch_session, "INFO_EVERY_S", 0.2)
+        task = asyncio.ensure_future(watcher.run())
+        try:
+            yield watcher
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def report_of(watcher: Watcher) -> Report:

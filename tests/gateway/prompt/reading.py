@@ -11,7 +11,7 @@ CHAT = "/v1/chat/completions"
 
 def read(body: dict[str, Any], path: str = CHAT, **engine: Any) -> Prompt:
     named = {"root_model": "base", "adapter": None, "cache_salt": None} | engine
-    return read_prompt(path, body, limits=PromptLimits(), **named)
+    return read_prompt(path, body, limits=PromptLimits(10**8), **named)
 
 
 def chat(*messages: Any, **other: Any) -> dict[str, Any]:

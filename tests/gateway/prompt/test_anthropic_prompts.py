@@ -22,7 +22,7 @@ CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "ar
 
 def read(body: dict[str, Any], path: str = "/v1/messages") -> Prompt:
     body = {"model": "m", **body}
-    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits())
+    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits(10**8))
 
 
 def keys(*messages: dict[str, Any], **other: Any) -> list[str]:

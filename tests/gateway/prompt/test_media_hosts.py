@@ -14,7 +14,7 @@ HOSTS = ("img.example.com", "kino.example.com", "10.0.0.7", "::1")
 
 def read(part: dict[str, Any]) -> Prompt:
     body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
-    limits = PromptLimits(image_hosts=HOSTS)
+    limits = PromptLimits(10**8, image_hosts=HOSTS)
     return read_prompt("/v1/chat/completions", body, root_model="base", adapter=None, cache_salt=None, limits=limits)
 
 
@@ -73,7 +73,7 @@ def test_data_images_need_no_allowed_host() -> None:
 
 def read_file(url: str, kind: str = "image_url", folder: str = "/srv/media") -> Prompt:
     body = {"model": "m", "messages": [{"role": "user", "content": [{"type": kind, kind: {"url": url}}]}]}
-    limits = PromptLimits(media_folder=folder)
+    limits = PromptLimits(10**8, media_folder=folder)
     return read_prompt("/v1/chat/completions", body, root_model="base", adapter=None, cache_salt=None, limits=limits)
 
 

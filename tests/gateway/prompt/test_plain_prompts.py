@@ -16,7 +16,7 @@ DATA_URL = "data:image/png;base64,iVBORw0KGgo="
 
 def read(path: str, body: dict[str, Any]) -> Prompt:
     body = {"model": "m", **body}
-    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits())
+    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits(10**8))
 
 
 def test_a_completion_of_several_prompts_is_the_chain_of_the_first() -> None:

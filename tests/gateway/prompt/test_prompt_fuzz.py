@@ -88,7 +88,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def read_or_refuse(path: str, body: dict[str, Any]) -> None:
-    limits = PromptLimits(image_hosts=("x",))
+    limits = PromptLimits(10**8, image_hosts=("x",))
     try:
         prompt = read_prompt(path, body, root_model="base", adapter="a", cache_salt="s", limits=limits)
     except ApiError as error:

@@ -23,7 +23,14 @@ URL_PARAM = "messages[0].content[0].image_url.url"
 
 
 def read(body: dict[str, Any], path: str = CHAT, **limits: Any) -> Prompt:
-    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits(**limits))
+    return read_prompt(
+        path,
+        body,
+        root_model="base",
+        adapter=None,
+        cache_salt=None,
+        limits=PromptLimits(**{"max_image_pixels": 10**8, **limits}),
+    )
 
 
 def encoded(width: int = 4, height: int = 3, kind: str = "PNG", colour: str = "red") -> bytes:

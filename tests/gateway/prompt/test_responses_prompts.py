@@ -26,7 +26,7 @@ CHAT_RESULT = {"role": "tool", "tool_call_id": "c1", "content": "rain"}
 
 def read(body: dict[str, Any], path: str = "/v1/responses") -> Prompt:
     body = {"model": "m", **body}
-    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits())
+    return read_prompt(path, body, root_model="base", adapter=None, cache_salt=None, limits=PromptLimits(10**8))
 
 
 def chat_keys(*messages: dict[str, Any], **other: Any) -> list[str]:

@@ -57,7 +57,7 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
     monkeypatch.setattr("gateway.replicas.health_checks.INTERVAL_S", 0.05)
     old, other, tasks, upstream = Replica(), Replica(), Tasks(), Upstream(300, None)
     async with serving(old.application) as old_url, serving(other.application) as other_url:
-        store = Store(StoreOptions(redis_server.url), "g0")
+        store = Store(StoreOptions(redis_server.url, 0.02), "g0")
         tasks.spawn(store.run(), "store")
         await store.first_attempt()
         stays = ReplicaSettings(id="r1", url=other_url)
@@ -114,7 +114,7 @@ SENT_S = 100.0
 async def test_a_request_is_blamed_for_silence_that_begins_with_it_if_no_longer_one_waits(
     answered_s: float, is_silent: bool, state: str, other_bytes: int, is_blamed: bool
 ) -> None:
-    store, upstream = Store(StoreOptions("redis://127.0.0.1:1"), "g0"), Upstream(300, None)
+    store, upstream = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0"), Upstream(300, None)
     fleet = Fleet([ReplicaSettings(id="r0", url="http://127.0.0.1:1")], store, upstream)
     checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
     moves = Moves(fleet, checks, store, progress, HangDetector(fleet, HEALTH, store, upstream, progress))

@@ -76,7 +76,7 @@ async def test_an_address_that_is_known_from_the_store_alone_does_not_get_the_ap
     raw, upstream = RawReplica(), Upstream(300, "secret")
     await raw.start()
     try:
-        store = Store(StoreOptions("redis://127.0.0.1:1"), "gw0")
+        store = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "gw0")
         fleet = Fleet([ReplicaSettings(id="ours", url=raw.url)], store, upstream)
         fleet.members["theirs"] = Member("theirs", raw.url)
         hangs = HangDetector(fleet, HealthSettings(), store, upstream, AnswerProgress(fleet, store))

@@ -56,7 +56,7 @@ async def checked(
     redis_url: str = "redis://127.0.0.1:1", timeout_s: float = 1, **replicas: Health
 ) -> AsyncIterator[Fleet]:
     """Replicas that answer /health with these handlers, and a gateway that checks them. By default it has no store."""
-    store, upstream, tasks = Store(StoreOptions(redis_url), "g0"), Upstream(300, None), Tasks()
+    store, upstream, tasks = Store(StoreOptions(redis_url, 0.02), "g0"), Upstream(300, None), Tasks()
     fleet, listed = Fleet([], store, upstream), []
     async with AsyncExitStack() as stack:
         for name, answer in replicas.items():
@@ -192,7 +192,7 @@ def test_a_replica_is_read_again_at_once_only_if_its_last_check_is_not_new() -> 
     """Otherwise requests that it refuses would have all replicas checked all the time."""
     fleet = Fleet(
         [ReplicaSettings(id="r0", url="http://r0")],
-        Store(StoreOptions("redis://127.0.0.1:1"), "g0"),
+        Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0"),
         Upstream(300, None),
     )
     fleet.changed.clear()

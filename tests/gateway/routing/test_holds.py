@@ -33,7 +33,7 @@ class Held:
             }
         )
         self.metrics = Metrics()
-        self.store = Store(StoreOptions("redis://127.0.0.1:1"), "g0")
+        self.store = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0")
         self.fleet = Fleet([], self.store, Upstream(settings.timeouts.idle_s, None))
         self.fleet.known |= {"sim": ServedModel("m", "m", None, {}), "sim of n": ServedModel("n", "n", None, {})}
         self.holds = Holds(settings.queue, self.fleet, self.store, Tenants(settings), self.metrics)

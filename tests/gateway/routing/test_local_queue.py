@@ -29,7 +29,7 @@ class Alone:
     """One of two gateways whose store is away."""
 
     def __init__(self) -> None:
-        self.store = Store(StoreOptions("redis://127.0.0.1:1"), "g0")
+        self.store = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0")
         self.pool: Pool = self.store.pool("m")
         for name in REPLICAS:
             self.pool.records[name] = ReplicaRecord(name, "1", "ready", 0, 0, f"http://{name}")

@@ -24,7 +24,7 @@ REPLICAS = ("r0", "r1", "r2")
 
 def lonely_router(**policy: int) -> Router:
     """A router whose store was never connected. Its pool `m` has three replicas."""
-    store = Store(StoreOptions("redis://127.0.0.1:1"), "g0")
+    store = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0")
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
     settings = GatewaySettings(policy=PolicySettings(**policy))

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from coordinator.scripts import PolicyKnobs
 from gateway.settings.base import Section
 from gateway.settings.config_file import RETIRED, SettingsError
 from gateway.settings.discovery_settings import DnsSettings, KubernetesSettings
@@ -74,7 +73,6 @@ def test_the_annotated_file_says_what_each_policy_means() -> None:
 def test_the_store_knows_exactly_these_policies() -> None:
     files = (ROOT / "coordinator" / "lua" / "policies").iterdir()
     assert {file.name.removesuffix(".lua") for file in files} == POLICIES.keys()
-    assert PolicyKnobs().name == DEFAULT_POLICY
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:

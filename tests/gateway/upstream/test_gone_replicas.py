@@ -36,7 +36,7 @@ async def hi(raw: RawReplica, upstream: Upstream) -> bytes:
 async def test_an_idle_connection_to_a_replica_that_is_gone_is_closed(
     raw: RawReplica, upstream: Upstream, left: asyncio.Event
 ) -> None:
-    fleet = Fleet([], Store(StoreOptions("redis://127.0.0.1:1"), "g0"), upstream)
+    fleet = Fleet([], Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0"), upstream)
     fleet.set_targets([ReplicaSettings(id="r0", url=raw.url)])
     assert await hi(raw, upstream) == b"hi"
     assert list(upstream._origins) == [raw.url]

@@ -21,7 +21,7 @@ from gateway.request.reading.body_readers import BodyReaders
 from tests.gateway.prompt.test_prompt_images import PNG, data_url
 from tests.polling import eventually
 
-RULES = BodyRules(("session_id",), ("session_id",), PromptLimits())
+RULES = BodyRules(("session_id",), ("session_id",), PromptLimits(10**8))
 CHAT = BodyHead("/v1/chat/completions", "application/json")
 
 
