@@ -4,10 +4,10 @@ attempts while the store is away."""
 from __future__ import annotations
 
 FAILURES = 3
-"""Fewer do not open it: one may be the request's fault, and two that of one moment."""
+"""Fewer failures do not open it. A single failure may be the request's fault."""
 ERROR_RATE = 0.5
-"""The least share of failures among all known attempts: a replica that answers more often than not is of use."""
+"""The least share of failures among all known attempts. A replica that answers most requests is still of use."""
 WINDOW_MS = 10_000
-"""Attempts before that tell of another state. It is also the window of retries (gateway/relay/retry_budget.py)."""
+"""Older attempts do not count. A longer window would punish a replica that has recovered."""
 OPEN_MS = 5000
-"""Until a probe: an engine that crashed needs longer to come back, and one that was overloaded has a pause."""
+"""The time until a probe. It doubles with each failed probe, so a crashed engine costs few requests."""

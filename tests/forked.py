@@ -45,7 +45,7 @@ _IMPORTED = (
     "uvloop",
 )
 """With what these import, all that long-lived processes need."""
-_CONSTANTS = "KVGATE_TEST_CONSTANTS"
+_CONSTANTS = "TESTED_CONSTANTS"
 """The variable that tells a process which constants have other values."""
 _STATUS = struct.Struct("!i")
 _MAX_FDS = 16
@@ -141,7 +141,7 @@ def _ask(path: str) -> None:
 
 
 @contextmanager
-def constants(values: Mapping[str, float]) -> Iterator[None]:
+def constants(values: Mapping[str, float | list[int]]) -> Iterator[None]:
     """Until the end of the block, processes that are started have other values in these constants, like
     `coordinator.breaker.OPEN_MS`. Blocks may be nested."""
     before = os.environ.get(_CONSTANTS, "{}")

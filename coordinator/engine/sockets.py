@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 
 CONNECT_S = 2.0
-"""To connect. A host answers within milliseconds; if a packet is lost, the next one goes after a second."""
+"""The time to connect. A host answers within milliseconds; a lost packet is sent again after a second."""
 KEEP_ALIVE_S = 4.0
 """An idle connection is kept for so long. vLLM closes it after 5 s, and a request on it would be reset."""
 GONE_AFTER_S = 15

@@ -10,9 +10,9 @@ from gateway.routing.sliding_count import SlidingCount
 
 WINDOW_S = 10.0
 MIN_RETRIES = 10
-"""Always allowed: so many add no load that a fleet could notice, and a gateway with few requests needs them."""
+"""Always allowed: they add little load, and a gateway with few requests needs them."""
 SHARE = 0.1
-"""Of the requests: more would make an overload worse, by a tenth at most. Envoy's budgets and Finagle's allow 0.2."""
+"""Of the requests: retries make an overload worse by a tenth at most. Envoy and Finagle allow twice as many."""
 
 
 class RetryBudget:

@@ -38,11 +38,11 @@ from gateway.upstream import Upstream, UpstreamError
 _log = structlog.get_logger("kvgate.checks")
 
 INTERVAL_S = 1.0
-"""Between two checks of a replica: a check costs it next to nothing, and its death is known after two."""
+"""Between two checks of a replica. A check costs it next to nothing."""
 FAILURES = 2
-"""In a row, and the replica is dead. One alone may be a lost packet, or a step of its server that takes long."""
+"""Consecutive failed checks after which a replica is dead. A single one may be a lost packet."""
 FORGET_S = 3600.0
-"""A dead replica that is neither configured nor found is forgotten with all that it owned: long after any restart."""
+"""A dead replica that is neither configured nor found is forgotten then, with all it owned. A restart takes less."""
 _SEARCH_S = 0.25
 """Between two rounds while a replica has never been reached."""
 _SEARCH_ROUNDS = 240

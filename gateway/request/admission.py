@@ -17,7 +17,7 @@ from gateway.request.keyring import Caller
 from gateway.settings.limit_settings import LimitSettings
 
 MAX_UPLOADS = 4096
-"""Four times the requests in flight, by default: slow clients keep nobody out who sends at once."""
+"""Four times the default of requests in flight, so clients that send slowly keep no other client out."""
 _RETRY_AFTER = {"retry-after": "1"}
 _ANSWERS = "answers"
 """The holder of the bytes of all answers."""

@@ -17,7 +17,7 @@ ReadPiece = Callable[[], Awaitable[bytes | bytearray]]
 GRACE_S = 5.0
 """A body has this time before its rate counts."""
 MIN_BYTES_PER_S = 1024
-"""The least average speed after that. Any network is faster; slower bodies are sent to hold their places."""
+"""The least average speed after that. Any network is faster. Slower bodies only hold places."""
 
 
 def accept_body(slot: AdmissionSlot, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:

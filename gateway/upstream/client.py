@@ -39,8 +39,8 @@ class Upstream:
 
     def __init__(self, idle_s: float, api_key: str | None, tls: Tls = tls_context) -> None:
         """A replica may be silent in the middle of an answer for `idle_s`. `tls` gives the context of each new
-        connection to a replica with https://. By default, that trusts what the system
-        does, and shows no certificate."""
+        connection to a replica with https://. By default, that trusts what the system does, and shows no
+        certificate."""
         self._tls = tls
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}

@@ -6,10 +6,10 @@
 -- or active by speed.
 
 local CHARGED_WEIGHT = 3
--- Few enough requests that an engine batches them at next to no cost, and a share of the mean that keeps the load even
--- without copies that nobody needs.
+-- The load guard. An engine batches a few requests at little cost. Above that, a replica may have half as many more than
+-- the mean: less would move prompts away from where they are cached, and more would make them wait.
 local MIN_SLACK_REQUESTS, LOAD_FACTOR = 8, 1.5
-local REQUEST_COST_TOKENS, COPY_WEIGHT = 128, 16 -- found with mixes of requests: see docs/adr/0002-placing.md
+local REQUEST_COST_TOKENS, COPY_WEIGHT = 128, 16 -- docs/adr/0002-placing.md says how they were found
 
 -- include speeds
 

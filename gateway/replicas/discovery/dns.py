@@ -23,7 +23,7 @@ from gateway.settings.discovery_settings import DnsSettings
 from gateway.settings.gateway_settings import ReplicaSettings
 
 INTERVAL_S = 2.0
-"""A cluster's DNS answers from memory, and changes about as often. Health checks find a dead replica as soon."""
+"""A DNS server answers from memory, so this costs it little. Health checks need as long to find a dead replica."""
 _LOOK_S = 5.0
 
 
