@@ -55,8 +55,8 @@ RETIRED: dict[str, str | float] = {
     "coordinator": "agents change the map themselves, so nobody applies their events, and there is no command "
     "`kvgate coordinator`. If store.watch is false because that command watched Redis, set it to true",
     "redis.breaker_misses": 5,
-    "discovery.dns.interval_s": 2,
     "redis.overdue_ms": "it is 1000, or twice redis.budget_ms if that is more",
+    "discovery.dns.interval_s": 2,
     "policy.min_slack_requests": 8,
     "policy.load_factor": 1.5,
     "policy.request_cost_tokens": 128,
@@ -77,6 +77,7 @@ RETIRED: dict[str, str | float] = {
     "timeouts.upstream_keep_alive_s": 4,
     "retries.budget_percent": 10,
     "retries.budget_min_retries": 10,
+    "lmcache.redis.num_workers": "it is computed, as the fewest that leave 100 ms for each read",
     "health.interval_s": 1,
     "health.failures": 2,
     "health.forget_s": 3600,
@@ -85,7 +86,8 @@ RETIRED: dict[str, str | float] = {
     "health.breaker_window_s": 10,
     "health.breaker_open_s": 5,
 }
-"""Settings of versions before 0.2: why nobody needs them, or the values that they always have now."""
+"""Settings of versions before 0.2: why nobody needs them, or the values that they always have now. Version 1 needs no
+such table."""
 
 
 class SettingsError(Exception):

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from bench.vllm.printed import replica_file
+from tests.forked import constants
 from tests.lmcache.stage import PREFIX, TTL_SECONDS, Chunks, Replica, running
 from tests.redis_server import RedisServer, running_redis
 
@@ -19,7 +20,8 @@ PASSWORD = "a 'pass\"word"
 USER = ("--user", "kvchunk", "on", f">{PASSWORD}", "~kvchunk@*", "-@all", "+ping", "+info", "+get", "+set", "+exists")
 REDIS_OPTIONS = ("--maxmemory", "256mb", "--maxmemory-policy", "volatile-lru", *USER)
 # Two workers need three rounds for the prompts of these tests.
-SHARED = {"ttl_seconds": TTL_SECONDS, "key_prefix": PREFIX, "num_workers": 2}
+WORKERS = {"gateway.ops.replica.sharing.WORKERS": [2]}
+SHARED = {"ttl_seconds": TTL_SECONDS, "key_prefix": PREFIX}
 
 
 @dataclass
@@ -51,5 +53,5 @@ def stage(
     tier = {"cpu_gb": 0.25, "redis": SHARED}
     files = [replica_file(name, redis_server.url, tier) for name in ("first", "second")]
     alone = replica_file("alone", redis_server.url, None)
-    with running(folder, *files, alone, secrets=secrets) as (first, second, alone):
+    with constants(WORKERS), running(folder, *files, alone, secrets=secrets) as (first, second, alone):
         yield Stage(first, second, alone, redis_server, Chunks(redis_server))

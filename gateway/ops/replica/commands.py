@@ -67,7 +67,7 @@ def _sizes(replica: ReplicaFile) -> tuple[int, Pace | None]:
         raise SettingsError([f"lmcache.chunk_tokens: {error}"]) from None
     chunks = chunks_of(engine.max_model_len, tokens, engine.tensor_parallel_size)
     try:
-        return tokens, pace(chunks, tier.redis.max_stall_s, tier.redis.num_workers)
+        return tokens, pace(chunks, tier.redis.max_stall_s)
     except DoesNotFit as error:
         raise SettingsError([f"lmcache.redis.max_stall_s: {error}"]) from None
 

@@ -127,7 +127,6 @@ class ChunkRedisSettings(Section):
     ttl_seconds: Annotated[int, Field(ge=60)] = StoreSettings().chunk_ttl_s
     key_prefix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,48}$")] = "kvchunk"
     max_stall_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 2.0
-    num_workers: Annotated[int, Field(ge=1, le=512)] | None = None
 
     @field_validator("url")
     @classmethod

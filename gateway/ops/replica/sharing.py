@@ -21,7 +21,7 @@ LARGEST_CHUNK_BYTES = 4 * MIB
 USUAL_CHUNK_TOKENS = 256
 """LMCache's own default. Prompts share whole chunks only, so a chunk is no larger than necessary."""
 
-_WORKERS = (8, 16, 32, 64, 128)
+WORKERS = (8, 16, 32, 64, 128)
 # A chunk of 4 MiB that waits for 31 others takes about 65 ms (measured at 2 GB/s).
 _COMFORTABLE_TIMEOUT_S = 0.1
 _SHORTEST_TIMEOUT_S = 0.05
@@ -75,13 +75,12 @@ def chunks_of(max_model_len: int, tokens: int, tensor_parallel_size: int) -> int
     return max(1, max_model_len // tokens) * tensor_parallel_size
 
 
-def pace(chunks: int, max_stall_s: float, num_workers: int | None = None) -> Pace:
+def pace(chunks: int, max_stall_s: float) -> Pace:
     """The pace at which a Redis that does not answer delays a prompt of this many chunks by `max_stall_s` at most.
 
-    Without `num_workers`, it has the fewest workers that allow a comfortable timeout. Raises DoesNotFit.
+    It has the fewest workers that allow a comfortable timeout. Raises DoesNotFit.
     """
-    candidates = (num_workers,) if num_workers else _WORKERS
-    found = [Pace(workers, _timeout_s(chunks, max_stall_s, workers)) for workers in candidates]
+    found = [Pace(workers, _timeout_s(chunks, max_stall_s, workers)) for workers in WORKERS]
     comfortable = (each for each in found if each.request_timeout_s >= _COMFORTABLE_TIMEOUT_S)
     best = next(comfortable, found[-1])
     if best.request_timeout_s < _SHORTEST_TIMEOUT_S:
@@ -89,8 +88,7 @@ def pace(chunks: int, max_stall_s: float, num_workers: int | None = None) -> Pac
         raise DoesNotFit(
             f"the longest prompt has {chunks} chunks; with {best.num_workers} workers and the shortest timeout that "
             f"Redis can keep ({_SHORTEST_TIMEOUT_S} s), one that does not answer would hold it up for "
-            f"{rounds * _SHORTEST_TIMEOUT_S:.1f} s: raise max_stall_s to that"
-            f"{' or raise num_workers' if num_workers else ''}, or lower vllm.max_model_len"
+            f"{rounds * _SHORTEST_TIMEOUT_S:.1f} s: raise max_stall_s to that, or lower vllm.max_model_len"
         )
     return best
 
