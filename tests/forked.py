@@ -142,7 +142,7 @@ def _ask(path: str) -> None:
 
 @contextmanager
 def constants(values: Mapping[str, float | list[int]]) -> Iterator[None]:
-    """Until the end of the block, processes that are started have other values in these constants, like
+    """Until the end of the block, processes that the server forks have other values in these constants, like
     `coordinator.breaker.OPEN_MS`. Blocks may be nested."""
     before = os.environ.get(_CONSTANTS, "{}")
     os.environ[_CONSTANTS] = json.dumps({**json.loads(before), **values})

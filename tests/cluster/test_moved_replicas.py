@@ -181,6 +181,7 @@ async def test_the_life_of_a_replica_is_not_renamed_by_a_worker_that_is_not_conf
             another_gateway(cluster, "worker", replicas=replicas[:1]) as worker,
             another_gateway(cluster, "newer", replicas=replicas),
         ):
+            await eventually(lambda: is_registered(ledger, "joins"))
             before = (await ledger.replicas())["joins"]
             await eventually(lambda: '"replica": "joins", "alive": true' in worker.log.read_text())
             after = (await ledger.replicas())["joins"]
