@@ -101,40 +101,14 @@ class Gateway:
         self.store.on_news, self.fleet.on_change = self._news, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         objects = StoredObjects(self.store, self.fleet)
-        audit, charges = Audit(self.metrics, self.tasks, self.fleet.block_tokens), Charges(tenants, self.fleet)
-        relay = Relay(self.reader, objects, audit, progress, charges)
-        elsewhere = Elsewhere(settings.retries, self.fleet, router, self.moves, self.metrics)
-        attempts = Attempts(
-            settings,
-            admission=admission,
-            fleet=self.fleet,
-            holds=self.holds,
-            router=router,
-            outgoing=Outgoing(settings.replicas, self.fleet, tenants),
-            upstream=self.upstream,
-            moves=self.moves,
-            elsewhere=elsewhere,
-            relay=relay,
-            charges=charges,
-            metrics=self.metrics,
-        )
         recorder = Recorder(settings.id)
         self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_sent, self.metrics.traces_lost)
         self.access_log = _access_log(settings, self.metrics, recorder)
         self.decisions = Decisions(
             self.store, settings.id, settings.redis.namespace, recorder.sinks, on_watch=self._watched
         )
-        self.proxy = Proxy(
-            settings.timeouts,
-            keyring=keyring,
-            admission=admission,
-            reader=self.reader,
-            attempts=attempts,
-            objects=objects,
-            metrics=self.metrics,
-            recorder=recorder,
-            tracing=self.tracing,
-        )
+        attempts = self._attempts(tenants, objects, progress)
+        self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
         # The paths that this gateway answers itself.
         self.status = Status(
@@ -142,6 +116,39 @@ class Gateway:
         )
         explainer = Explainer(self.reader, router, self.fleet, objects, settings.queue.hold_s)
         self.control = self._own_paths(keyring, ExplainRoute(admission, explainer, settings.timeouts.body_s))
+
+    def _attempts(self, tenants: Tenants, objects: StoredObjects, progress: AnswerProgress) -> Attempts:
+        """What sends requests to replicas."""
+        settings, fleet, metrics = self.settings, self.fleet, self.metrics
+        charges = Charges(tenants, fleet)
+        return Attempts(
+            settings,
+            admission=self.admission,
+            fleet=fleet,
+            holds=self.holds,
+            router=self.router,
+            outgoing=Outgoing(settings.replicas, fleet, tenants),
+            upstream=self.upstream,
+            moves=self.moves,
+            elsewhere=Elsewhere(settings.retries, fleet, self.router, self.moves, metrics),
+            relay=Relay(self.reader, objects, Audit(metrics, self.tasks, fleet.block_tokens), progress, charges),
+            charges=charges,
+            metrics=metrics,
+        )
+
+    def _proxy(self, keyring: Keyring, objects: StoredObjects, attempts: Attempts, recorder: Recorder) -> Proxy:
+        """What answers requests to replicas' paths."""
+        return Proxy(
+            self.settings.timeouts,
+            keyring=keyring,
+            admission=self.admission,
+            reader=self.reader,
+            attempts=attempts,
+            objects=objects,
+            metrics=self.metrics,
+            recorder=recorder,
+            tracing=self.tracing,
+        )
 
     def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> ASGIApp:
         """The application that answers them. Without `console.enabled`, the parts of the console are not made."""
