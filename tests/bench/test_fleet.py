@@ -13,11 +13,9 @@ import httpx
 import pytest
 
 from bench.fleet.exchange import Exchange
-from bench.fleet.gateways import NotReady
 from bench.fleet.replica import LightReplica
 from bench.fleet.replicas import address_of, replica_url
 from bench.fleet.settings import LightSettings
-from bench.fleet.stage import stage
 from gateway.ops.local.ports import free_ports
 from gateway.simulator.server import serving
 from gateway.simulator.settings import SimSettings
@@ -118,17 +116,3 @@ def test_follow_ups_find_through_any_gateway_what_one_endless_cache_would_find(t
     assert at_random["same_worker"] < 0.5 < ours["same_worker"]
     assert min(ours[f"{part}_us"] for part in ("gateways", "redis", "replicas", "clients")) > 0
     assert at_random["gateways_us"] == 0
-
-
-@pytest.mark.slow
-def test_workers_that_leave_and_come_fail_no_request(tmp_path: Path) -> None:
-    options = ("--workers", "12", "--sessions-per-worker", "30", "--sessions-per-s", "20", "--churn", "4")
-    whole, *parts = rows_of(tmp_path / "churn.json", *options)
-    assert whole["errors"] == 0
-    assert whole["drained_s"] > 0
-    assert sum(part["requests"] for part in parts) == whole["requests"]
-
-
-def test_a_fleet_for_which_this_machine_has_too_few_open_files_is_not_started() -> None:
-    with pytest.raises(NotReady, match="open files"), stage(10**9, 50, LightSettings()):
-        pytest.fail("it was started")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
 from bench.offload.measure import Row, measure
-from bench.offload.scenarios import IMAGES, REAL, REQUESTS, SCENARIOS, SIMULATED, Scenario
+from bench.offload.scenarios import Scenario
 from bench.offload.stages import BLOCKS, Tier, simulated
 from bench.routing.mixes import BYTES_PER_TOKEN, Workload
-from bench.workloads import Session, one_turn, user, words
+from bench.workloads import one_turn, user, words
 from gateway.simulator.settings import SimLmcacheSettings
 
 SEED = 3
@@ -52,42 +51,3 @@ def test_with_a_tier_it_is_loaded_in_whole_chunks_and_is_where_the_tier_is(tier:
     assert held.pop(tier.name) == chunks * CHUNK_BYTES
     assert list(held.values()) == [0]
     assert row.fetched_bytes == (row.redis_bytes if tier.name == "redis" else 0)
-
-
-def test_each_of_forty_images_is_asked_about_twice_and_once_before() -> None:
-    workload = SCENARIOS["images"].make(SEED, SIMULATED)
-    assert Counter(map(image, workload.sessions)) == dict.fromkeys(range(IMAGES), 2)
-    assert sorted(map(image, workload.warm_up)) == list(range(IMAGES))
-    assert [image(session) for session in workload.sessions[:IMAGES]] != sorted(range(IMAGES))
-
-
-def test_revisits_are_three_new_images_in_ten_requests_and_the_same_ones_before() -> None:
-    workload = SCENARIOS["revisits"].make(SEED, SIMULATED)
-    for sessions in (workload.warm_up, workload.sessions):
-        seen = list(dict.fromkeys(map(image, sessions)))
-        assert len(sessions) == REQUESTS
-        assert seen == list(range(len(seen)))
-        assert 15 < len(seen) < IMAGES
-    assert workload.warm_up[0] == workload.sessions[0]
-    assert workload.warm_up != workload.sessions
-
-
-def image(session: Session) -> int:
-    return session.group
-
-
-def test_conversations_take_turns_ten_at_a_time() -> None:
-    workload = SCENARIOS["multi-turn"].make(SEED, SIMULATED)
-    left = [len(session.turns) for session in workload.sessions]
-    assert set(left) <= set(range(6, 10))
-    for index in workload.order:
-        assert index in [at for at, turns in enumerate(left) if turns][:10]
-        left[index] -= 1
-    assert not any(left)
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_seed_makes_the_same_workload_and_another_one_another(name: str) -> None:
-    make = SCENARIOS[name].make
-    assert make(SEED, REAL) == make(SEED, REAL)
-    assert make(SEED, REAL) != make(SEED + 1, REAL)

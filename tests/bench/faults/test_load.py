@@ -69,9 +69,10 @@ async def _busy(writer: asyncio.StreamWriter, _: bool) -> None:
 
 
 async def _error(writer: asyncio.StreamWriter, streams: bool) -> None:
-    writer.write(
-        EVENTS + b'data: {"error": {"code": "stream_broken"}}\n\ndata: [DONE]\n\n' if streams else HEAD + b"\r\n{"
-    )
+    if streams:
+        writer.write(EVENTS + b'data: {"error": {"code": "stream_broken"}}\n\ndata: [DONE]\n\n')
+    else:
+        await _busy(writer, streams)
 
 
 async def _cut(writer: asyncio.StreamWriter, streams: bool) -> None:
@@ -88,54 +89,18 @@ async def test_whole_answers_are_complete_and_tell_who_answered_and_how_it_was_d
         assert seen.late_s < 1
 
 
-async def test_an_answer_that_waited_tells_for_how_long_and_how_it_was_decided(
-    http: aiohttp.ClientSession, serve: Serve
+@pytest.mark.parametrize(
+    ("answer", "ends"),
+    [
+        (_error, {(End.ERROR_EVENT, True, "stream_broken"), (End.STATUS, True, "429 gateway_overloaded")}),
+        (_cut, {(End.BROKEN, True, "ClientPayloadError"), (End.BROKEN, False, "ServerDisconnectedError")}),
+    ],
+)
+async def test_it_is_told_how_an_answer_failed_and_whether_it_had_begun(
+    http: aiohttp.ClientSession, serve: Serve, answer: Answer, ends: set[tuple[End, bool, str]]
 ) -> None:
-    async def waited(writer: asyncio.StreamWriter, streams: bool) -> None:
-        head = HEAD.replace(b"state=exact", b"state=exact; stored_tokens=16; waited_ms=1250")
-        events = b"content-type: text/event-stream\r\n\r\ndata: [DONE]\n\n"
-        writer.write(head + (events if streams else b"content-length: 2\r\n\r\n{}"))
-
-    seen = await asked(http, await serve(waited))
-    assert {(one.end, one.state, one.waited_s) for one in seen} == {(End.COMPLETE, "exact", 1.25)}
-    assert {one.waited_s for one in await asked(http, await serve(_whole))} == {0.0}
-
-
-async def test_of_a_fixed_number_of_clients_each_waits_for_the_end_of_its_request(
-    http: aiohttp.ClientSession, serve: Serve
-) -> None:
-    gate = asyncio.Event()
-
-    async def held(writer: asyncio.StreamWriter, streams: bool) -> None:
-        await gate.wait()
-        await _whole(writer, streams)
-
-    load = Load(http, Balancer([await serve(held)]), clients=3)
-    load.start()
-    await eventually(lambda: load.in_flight == 3)
-    gate.set()
-    await eventually(lambda: len(load.seen) >= 6)
-    load.stop()
-    await load.finish(5)
-    assert {one.end for one in load.seen} == {End.COMPLETE}
-
-
-async def test_a_refusal_is_told_by_status_and_code(http: aiohttp.ClientSession, serve: Serve) -> None:
-    seen = await asked(http, await serve(_busy))
-    assert {(one.end, one.detail) for one in seen} == {(End.STATUS, "429 gateway_overloaded")}
-
-
-async def test_a_stream_with_an_error_event_has_failed(http: aiohttp.ClientSession, serve: Serve) -> None:
-    seen = await asked(http, await serve(_error))
-    assert (End.ERROR_EVENT, "stream_broken") in {(one.end, one.detail) for one in seen}
-
-
-async def test_a_connection_that_breaks_is_told_from_an_answer_that_had_begun(
-    http: aiohttp.ClientSession, serve: Serve
-) -> None:
-    seen = await asked(http, await serve(_cut))
-    assert {one.end for one in seen} == {End.BROKEN}
-    assert {one.head_s is not None for one in seen} == {True, False}
+    seen = await asked(http, await serve(answer))
+    assert {(one.end, one.head_s is not None, one.detail) for one in seen} == ends
 
 
 async def test_a_refused_connection_is_tried_at_the_next_gateway_and_nothing_else_is(
@@ -147,21 +112,6 @@ async def test_a_refused_connection_is_tried_at_the_next_gateway_and_nothing_els
     assert {(one.end, one.gateway) for one in await asked(http, gone)} == {(End.REFUSED, None)}
     seen = await asked(http, await serve(_cut), await serve(_whole))
     assert {(one.end, one.gateway) for one in seen} == {(End.BROKEN, 0), (End.COMPLETE, 1)}
-
-
-async def test_what_has_no_end_when_the_load_ends_is_unanswered(http: aiohttp.ClientSession, serve: Serve) -> None:
-    arrived = asyncio.Event()
-
-    async def never(_: asyncio.StreamWriter, __: bool) -> None:
-        arrived.set()
-        await asyncio.sleep(60)
-
-    load = Load(http, Balancer([await serve(never)]))
-    load.start()
-    await arrived.wait()
-    load.stop()
-    await load.finish(0)
-    assert {one.end for one in load.seen} == {End.UNANSWERED}
 
 
 async def test_a_gateway_that_is_not_ready_or_was_taken_out_comes_last(http: aiohttp.ClientSession) -> None:
