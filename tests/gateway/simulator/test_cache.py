@@ -16,14 +16,6 @@ def hold(cache: BlockCache, hashes: list[int]) -> tuple[list[Block], list[int]]:
     return hits + taken.blocks, taken.evicted
 
 
-def test_released_blocks_are_found_again_until_others_need_their_place() -> None:
-    cache = BlockCache(4)
-    blocks, _ = hold(cache, [1, 2, 3])
-    cache.release(blocks)
-    assert [block.hash for block in cache.match([1, 2, 3, 4])] == [1, 2, 3]
-    assert cache.num_held == 0
-
-
 def test_the_deepest_block_of_a_request_is_evicted_first() -> None:
     cache = BlockCache(4)
     blocks, _ = hold(cache, [1, 2, 3, 4])
@@ -44,14 +36,6 @@ def test_the_least_recently_used_prefix_is_evicted_first_and_a_hit_refreshes_all
     assert evicted == [4, 3]
 
 
-def test_a_block_in_use_is_never_evicted() -> None:
-    cache = BlockCache(2)
-    hold(cache, [1])
-    assert cache.take([], 2) is None
-    assert cache.take([], 1) is not None
-    assert len(cache.match([1])) == 1
-
-
 def test_a_take_that_fails_changes_nothing() -> None:
     cache = BlockCache(3)
     blocks, _ = hold(cache, [1, 2])
@@ -59,53 +43,6 @@ def test_a_take_that_fails_changes_nothing() -> None:
     assert cache.take(cache.match([1, 2]), 2) is None
     _, evicted = hold(cache, [7, 8])
     assert evicted == [2]
-
-
-def test_a_block_stored_twice_stays_until_both_copies_are_evicted() -> None:
-    cache = BlockCache(2)
-    for _ in range(2):
-        taken = cache.take([], 1)
-        assert taken is not None
-        cache.store(taken.blocks, [9])
-        cache.release(taken.blocks)
-    assert cache.num_cached == 1
-    _, evicted = hold(cache, [1])
-    assert evicted == [9]
-    assert cache.match([9])
-    _, evicted = hold(cache, [2])
-    assert evicted == [9]
-    assert not cache.match([9])
-
-
-def test_clearing_is_refused_while_a_block_is_in_use() -> None:
-    cache = BlockCache(2)
-    blocks, _ = hold(cache, [1])
-    assert not cache.clear()
-    cache.release(blocks)
-    assert cache.clear()
-    assert cache.num_cached == 0
-
-
-def test_a_released_block_that_never_got_full_is_handed_out_before_any_other() -> None:
-    cache = BlockCache(3)
-    blocks, _ = hold(cache, [1, 2])
-    cache.release(blocks)
-    partial = cache.take([], 1)
-    assert partial is not None
-    cache.release(partial.blocks)
-    taken = cache.take([], 1)
-    assert taken is not None
-    assert (taken.blocks, taken.evicted) == (partial.blocks, [])
-
-
-def test_forgetting_what_is_idle_leaves_what_is_held() -> None:
-    cache = BlockCache(4)
-    idle, _ = hold(cache, [1, 2])
-    hold(cache, [3])
-    cache.release(idle)
-    cache.forget_idle()
-    assert list(cache.hashes()) == [3]
-    assert hold(cache, [1, 2])[1] == []
 
 
 class CacheMachine(RuleBasedStateMachine):

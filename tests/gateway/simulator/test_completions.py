@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from tests.gateway.simulator.conftest import RunningReplica, StartReplica
+from tests.gateway.simulator.conftest import RunningReplica
 
 
 async def test_a_list_of_prompts_gets_a_choice_each_as_they_would_alone(replica: RunningReplica) -> None:
@@ -47,21 +43,6 @@ async def test_a_stream_of_several_prompts_interleaves_their_choices(replica: Ru
     assert texts == [choice.text for choice in plain.choices]
     assert usage is not None
     assert usage.completion_tokens == 6
-
-
-@pytest.mark.parametrize("prompt", [None, [], "", [-1], [2**32], ["a", 1], {"a": 1}])
-async def test_a_prompt_that_is_none_is_a_bad_request(replica: RunningReplica, prompt: Any) -> None:
-    status, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": prompt})
-    assert status == 400
-    assert answer["error"]["type"] in ("BadRequestError", "Bad Request")
-
-
-async def test_details_of_prompt_tokens_are_left_out_where_they_are_switched_off(
-    start_replica: StartReplica,
-) -> None:
-    replica = await start_replica(prompt_tokens_details=False)
-    _, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": "x"})
-    assert answer["usage"]["prompt_tokens_details"] is None
 
 
 async def test_token_ids_are_returned_with_each_choice_where_they_are_asked_for(replica: RunningReplica) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -83,14 +82,6 @@ async def test_a_fully_cached_prompt_computes_its_last_block_again() -> None:
     assert again.cached_tokens == 12
 
 
-async def test_blocks_that_decoding_filled_are_cached_too() -> None:
-    engine = an_engine()
-    submit(engine, 7, max_tokens=6)
-    run(engine)
-    # 7 + 6 tokens; the last one is never computed. That makes three full blocks.
-    assert engine.cache.num_cached == 3
-
-
 async def test_a_request_waits_while_all_blocks_are_in_use() -> None:
     engine = an_engine(num_gpu_blocks=8)
     submit(engine, 24, "a", max_tokens=3)
@@ -137,16 +128,6 @@ async def test_an_abort_frees_everything_at_once_even_in_the_middle_of_a_step() 
     assert run(engine) == []
 
 
-async def test_closing_a_generation_wakes_whoever_waits_for_it() -> None:
-    engine = an_engine()
-    generation = generate(engine, 40)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        tasks.create_task(generation.progress())
-        await asyncio.sleep(0)
-        generation.close()
-    assert generation.finished
-
-
 async def test_a_full_report_comes_again_with_each_attempt_to_admit_a_request() -> None:
     published: list[Batch] = []
     engine = an_engine(published, num_gpu_blocks=16)
@@ -159,16 +140,6 @@ async def test_a_full_report_comes_again_with_each_attempt_to_admit_a_request() 
     reports = [event for batch in published for event in batch.events if isinstance(event, Stored)]
     attempts = [event for event in reports if event.parent is None and event.hashes == waiting.hashes[:4]]
     assert len(attempts) == 3 < steps, "none beside the prefill that fills a step, two in vain, one that succeeds"
-
-
-async def test_what_a_step_did_to_the_cache_is_published_at_its_end() -> None:
-    published: list[Batch] = []
-    engine = an_engine(published)
-    submit(engine, 8)
-    batch, _ = engine.schedule()
-    assert (engine.cache.num_cached, published) == (2, [])
-    engine.finish_step(batch)
-    assert len(published) == 1
 
 
 async def test_loading_from_the_cpu_tier_takes_a_tenth_of_the_time_of_prefill() -> None:

@@ -198,16 +198,6 @@ async def test_the_cpu_tier_drops_the_least_recently_used_deepest_first_in_one_e
     assert removed(await subscription.new_events(), "cpu") == [[fresh.hashes[3], fresh.hashes[2]]]
 
 
-async def test_a_prompt_larger_than_the_cpu_tier_is_not_copied(start_publishing: StartPublishing) -> None:
-    replica, subscription = await start_publishing(cpu_blocks=3, **_SMALL)
-    await complete(replica, ids(1, 16))
-    await complete(replica, ids(100, 8))
-    await replica.until(lambda state: state["cpu_blocks"] == 2)
-    events = await subscription.new_events()
-    assert [copy.tokens[0] for copy in cpu(events)] == [100, 104]
-    assert removed(events, "cpu") == []
-
-
 async def test_a_reset_leaves_the_cpu_tier_unless_that_is_asked_for_and_says_nothing_of_it(
     start_publishing: StartPublishing,
 ) -> None:
@@ -221,14 +211,6 @@ async def test_a_reset_leaves_the_cpu_tier_unless_that_is_asked_for_and_says_not
     assert (await replica.state())["cpu_blocks"] == 0
     assert cached_tokens_of(await complete(replica, ids(1, 18))) == 0
     assert removed(await subscription.new_events(), "cpu") == []
-
-
-async def test_the_state_counts_distinct_hashes(start_replica: StartReplica) -> None:
-    replica = await start_replica(data_parallel=2, **_SMALL)
-    for rank in ("0", "1"):
-        await replica.post("/v1/completions", {"model": "sim", "prompt": ids(1, 8)}, **{"X-data-parallel-rank": rank})
-    state = await replica.state()
-    assert state["blocks_cached"] == 2 * state["block_hashes"] > 0
 
 
 async def test_token_ids_of_events_are_those_of_tokenize(start_publishing: StartPublishing) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import aiohttp
 import openai
 import pytest
 
@@ -38,25 +37,6 @@ async def test_an_error_strikes_as_often_as_told(replica: RunningReplica) -> Non
     assert (await replica.state())["requests"] == 3
 
 
-async def test_until_cleared_means_until_cleared(replica: RunningReplica) -> None:
-    await fail(replica, "error", status=429, count=-1)
-    for _ in range(3):
-        status, answer = await replica.post("/v1/chat/completions", _BODY)
-        assert (status, answer["error"]["code"]) == (429, 429)
-    await fail(replica, "none")
-    await replica.chat("works again")
-
-
-async def test_a_reset_closes_the_connection_before_any_byte(replica: RunningReplica) -> None:
-    await fail(replica, "reset")
-    reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-    with pytest.raises(ConnectionResetError):
-        await reader.read()
-    writer.close()
-    await replica.chat("works again")
-
-
 async def test_a_cut_stream_breaks_after_so_many_tokens(replica: RunningReplica) -> None:
     await fail(replica, "cut", after_tokens=2)
     async with replica.http.post("/v1/chat/completions", json={**_BODY, "stream": True}) as response:
@@ -67,35 +47,11 @@ async def test_a_cut_stream_breaks_after_so_many_tokens(replica: RunningReplica)
     assert state["running"] == 0
 
 
-async def test_a_cut_plain_answer_breaks_half_way(replica: RunningReplica) -> None:
-    await fail(replica, "cut")
-    with pytest.raises(aiohttp.ClientError):
-        await replica.post("/v1/chat/completions", _BODY)
-
-
-async def test_a_truncated_stream_ends_cleanly_but_too_early(replica: RunningReplica) -> None:
-    await fail(replica, "truncate", after_tokens=2)
-    pieces = await streamed(replica)
-    assert len(pieces) == 1 + 2  # the role and two tokens
-    assert "[DONE]" not in pieces
-
-
 async def test_an_error_after_tokens_is_an_event_inside_the_stream(replica: RunningReplica) -> None:
     await fail(replica, "error", after_tokens=1)
     *_, error, done = await streamed(replica)
     assert '"code":500' in error
     assert done == "[DONE]"
-
-
-@pytest.mark.parametrize("fault", [{}, {"after_tokens": 2}])
-async def test_a_hung_request_is_let_go_when_its_client_leaves(replica: RunningReplica, fault: dict[str, int]) -> None:
-    await fail(replica, "hang", **fault)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await streamed(replica)
-    state = await replica.until(lambda state: state["running"] == 0)
-    assert state["blocks_used"] == 0
-    await replica.chat("works again")
 
 
 async def test_a_slow_request_has_its_headers_at_once_and_reaches_the_engine_later(
@@ -123,29 +79,3 @@ async def test_a_stalled_engine_says_that_it_is_healthy_and_moves_no_counter_unt
         assert not answer.done()
         await fail(replica, "none")
     assert (await answer)["usage"]["completion_tokens"] > 0
-
-
-async def test_an_unhealthy_replica_fails_its_health_checks_and_serves_on(replica: RunningReplica) -> None:
-    await fail(replica, "unhealthy", count=1)
-    statuses = []
-    for _ in range(2):
-        async with replica.http.get("/health") as response:
-            statuses.append(response.status)
-    assert statuses == [503, 200]
-    await fail(replica, "unhealthy")
-    await replica.chat("served all the same")
-
-
-async def test_an_unknown_mode_is_refused(replica: RunningReplica) -> None:
-    status, answer = await replica.post("/sim/fail", {"mode": "melt"})
-    assert status == 400
-    assert "truncate" in answer["error"]["message"]
-
-
-async def test_a_status_that_no_rfc_knows_can_be_had_and_one_that_is_no_error_cannot(replica: RunningReplica) -> None:
-    await fail(replica, "error", status=529)
-    status, answer = await replica.post("/v1/messages", {})
-    assert (status, answer["error"]["type"]) == (529, "Error")
-    for wrong in (200, 600):
-        status, _ = await replica.post("/sim/fail", {"mode": "error", "status": wrong})
-        assert status == 400

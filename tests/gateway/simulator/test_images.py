@@ -40,28 +40,6 @@ async def test_a_uuid_is_trusted_blindly_whatever_image_it_names(replica: Runnin
     ]
 
 
-async def test_a_uuid_changes_the_cache_key_but_not_the_answer(replica: RunningReplica) -> None:
-    plain = await replica.chat([image_part(1), _QUESTION])
-    named = await replica.chat([image_part(1, "u-1"), _QUESTION])
-    other = await replica.chat([image_part(2, "u-1"), _QUESTION])
-    contents = [answer["choices"][0]["message"]["content"] for answer in (plain, named, other)]
-    assert contents[0] == contents[1] != contents[2]
-
-
-async def test_a_uuid_without_data_stands_for_the_image_sent_under_it_before(replica: RunningReplica) -> None:
-    first = await replica.chat([image_part(1, "u-1"), _QUESTION])
-    bare = {"type": "image_url", "image_url": None, "uuid": "u-1"}
-    assert (await replica.chat([bare, _QUESTION]))["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
-    status, _ = await _post(replica, {**bare, "uuid": "u-2"})
-    assert status == 400
-
-
-async def test_an_http_image_is_known_by_its_url_and_never_fetched(replica: RunningReplica) -> None:
-    part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}
-    assert await replica.cached_tokens([part, _QUESTION]) == 0
-    assert await replica.cached_tokens([part, _QUESTION]) > 0
-
-
 @pytest.mark.parametrize(
     "url",
     [

@@ -11,7 +11,6 @@ import redis
 
 from coordinator.lmcache_chunks import START, ChunkNames
 from gateway.simulator.answers import text_answer
-from gateway.simulator.chunk_redis import Lane
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import PromptBuilder
@@ -96,27 +95,6 @@ async def test_another_replica_loads_what_one_has_computed_up_to_the_first_gap(
     assert await stored(server, 3)
 
 
-async def test_a_chunk_that_is_evicted_while_it_is_fetched_is_a_gap(
-    start_replica: StartReplica, server: RedisServer
-) -> None:
-    slowly = in_redis(server, redis_read_bytes_per_s=3 * KV_BYTES / 0.5)  # half a second for the prompt
-    first, second = (
-        await start_replica(**_SMALL, lmcache=slowly),
-        await start_replica(**_SMALL, lmcache=slowly, speed=1),
-    )
-    prompt = list(range(1, 3 * CHUNK + 2))
-    await complete(first, prompt)
-    *_, last = await stored(server, 3)
-    with redis.Redis(port=server.port) as client:
-        client.config_resetstat()
-        answer = asyncio.ensure_future(complete(second, prompt))
-        await eventually(lambda: "cmdstat_exists" in client.info("commandstats"))
-        client.delete(last)
-    names = ChunkNames("kvchunk", "a/model", CHUNK)
-    keys = [key for each in names.advance(START, prompt)[1] for key in names.keys(each)]
-    assert await answer == keys.index(last) * CHUNK
-
-
 async def test_without_cpu_memory_what_the_gpu_has_is_fetched_all_the_same(
     start_replica: StartReplica, server: RedisServer
 ) -> None:
@@ -139,20 +117,6 @@ async def test_what_cpu_memory_keeps_is_fetched_and_sent_once(start_replica: Sta
         assert await complete(replica, prompt) == 3 * CHUNK
     told = (await replica.state())["lmcache"]
     assert (told["fetched_bytes"], told["sent_bytes"], told["held_bytes"]) == (3 * KV_BYTES,) * 3
-
-
-async def test_a_redis_that_is_gone_costs_no_answer_and_is_used_when_it_is_back(
-    start_replica: StartReplica, server: RedisServer
-) -> None:
-    replica = await start_replica(**_SMALL, lmcache=in_redis(server))
-    await complete(replica, list(range(1, CHUNK + 2)))
-    await stored(server, 1)
-    server.kill()
-    await forget_gpu(replica)
-    assert await complete(replica, list(range(1, CHUNK + 2))) == 0
-    server.start()
-    await complete(replica, list(range(100, 100 + CHUNK)))
-    await stored(server, 1)
 
 
 async def test_a_replica_without_a_redis_never_asks_for_one(start_replica: StartReplica) -> None:
@@ -199,20 +163,6 @@ def submit(engine: SimEngine, name: str, tokens: int) -> Generation:
     return generation
 
 
-def test_transfers_wait_for_each_other() -> None:
-    async def ended_s() -> list[float]:
-        lane, loop = Lane(speed=2), asyncio.get_running_loop()
-
-        async def take() -> float:
-            await lane.take(10)
-            return loop.time() - started_s
-
-        started_s = loop.time()
-        return list(await asyncio.gather(take(), take(), take()))
-
-    assert in_virtual_time(ended_s()) == pytest.approx([5, 10, 15])
-
-
 def test_copies_to_and_from_cpu_memory_take_the_time_of_their_rates() -> None:
     rates = {"kv_bytes_per_token": 1000, "load_bytes_per_s": 8000.0, "store_bytes_per_s": 4000.0}
     told = SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK, **rates)  # a chunk is loaded in 1 s and stored in 2
@@ -256,17 +206,3 @@ def in_virtual_time(coroutine: Any) -> Any:
         return loop.run_until_complete(coroutine)
     finally:
         loop.close()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"lmcache": {}}, "CPU memory or a Redis"),
-        ({"lmcache": {"cpu_gb": 1, "chunk_tokens": 0}}, "chunk_tokens must be positive"),
-        ({"lmcache": {"cpu_gb": 1, "chunk_tokens": 24}}, "multiple of block_size"),
-        ({"lmcache": {"cpu_gb": 1}, "cpu_blocks": 1}, "leave one out"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        SimSettings(**wrong | {"lmcache": SimLmcacheSettings(**wrong["lmcache"])})

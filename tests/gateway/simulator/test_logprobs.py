@@ -34,20 +34,6 @@ async def test_each_token_of_a_chat_answer_has_its_log_probability(replica: Runn
             assert sum(map(math.exp, logprobs)) <= 1
 
 
-async def test_log_probabilities_are_told_only_where_they_are_asked_for(replica: RunningReplica) -> None:
-    assert (await replica.chat("x"))["choices"][0]["logprobs"] is None
-    bare = await replica.chat("x", logprobs=True, max_tokens=1)
-    assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
-    response = await replica.openai.responses.create(
-        model="sim", input="x", max_output_tokens=2, top_logprobs=2, include=["message.output_text.logprobs"]
-    )
-    (item,) = response.output
-    assert item.type == "message"
-    (part,) = item.content
-    assert part.type == "output_text"
-    assert [len(each.top_logprobs) for each in part.logprobs or []] == [2, 2]
-
-
 async def test_a_completion_echoes_its_prompt_with_its_log_probabilities(replica: RunningReplica) -> None:
     prompts = ["hello there", "ä b"]
     body = {"model": "sim", "prompt": prompts, "max_tokens": 2, "echo": True, "logprobs": 1}
@@ -70,25 +56,3 @@ async def test_a_completion_echoes_its_prompt_with_its_log_probabilities(replica
         for name, values in piece["logprobs"].items():
             choice["logprobs"][name] += values
     assert streamed == [{"text": choice["text"], "logprobs": choice["logprobs"]} for choice in choices]
-
-
-async def test_an_echo_of_no_tokens_is_the_prompt_alone(replica: RunningReplica) -> None:
-    answer = await replica.openai.completions.create(model="sim", prompt="hello", max_tokens=0, echo=True, logprobs=0)
-    (choice,) = answer.choices
-    assert (choice.text, choice.finish_reason) == ("hello", "length")
-    assert choice.logprobs is not None
-    assert choice.logprobs.tokens == ["hell", "o"]
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 1  # like vLLM's, which generates one token that it does not show
-
-
-async def test_a_continued_message_is_echoed_before_the_answer(replica: RunningReplica) -> None:
-    messages = [*_QUESTION, {"role": "assistant", "content": "Well, "}]
-    body = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 2}
-    plain, echoed = [
-        (await replica.post("/v1/chat/completions", {"messages": messages, **body, "echo": echo}))[1]["choices"][0]
-        for echo in (False, True)
-    ]
-    assert echoed["message"]["content"] == "Well, " + plain["message"]["content"]
-    chunks = await replica.chunks("/v1/chat/completions", {"messages": messages, **body, "echo": True})
-    assert "".join(each["choices"][0]["delta"].get("content", "") for each in chunks) == echoed["message"]["content"]

@@ -9,10 +9,8 @@ import pytest
 
 from coordinator.agent.kv_events import Stored, decode
 from gateway.ops.local.ports import free_ports
-from gateway.simulator.replica import SimReplica
-from gateway.simulator.settings import SimSettings
 from tests.gateway.simulator.conftest import RunningReplica, StartPublishing, StartReplica, cached_tokens_of, join
-from tests.gateway.simulator.subscription import END, Subscription, subscribed
+from tests.gateway.simulator.subscription import END, subscribed
 from tests.gateway.simulator.test_events import complete, ids, stored
 
 
@@ -30,10 +28,6 @@ def number_of(payload: bytes) -> int:
 
 async def fail(replica: RunningReplica, mode: str, count: int = 1) -> None:
     assert (await replica.post("/sim/fail", {"mode": mode, "count": count}))[0] == 200
-
-
-async def live(subscription: Subscription, count: int) -> list[int]:
-    return [number_of((await subscription.live()).payload) for _ in range(count)]
 
 
 async def test_batches_are_numbered_from_0_in_each_process_and_a_replay_begins_where_it_is_told(
@@ -103,11 +97,6 @@ async def test_the_sources_are_told_in_vllms_shape_with_the_ports_that_were_boun
     }
 
 
-async def test_a_wildcard_host_is_told_as_vllm_tells_it(start_replica: StartReplica) -> None:
-    replica = await start_replica(host="0.0.0.0")
-    assert (await replica.get("/kv_event_sources"))["0"]["endpoint"].startswith("tcp://*:")
-
-
 async def test_without_a_ring_there_is_no_replay_endpoint_and_without_events_there_is_no_source(
     start_replica: StartReplica,
 ) -> None:
@@ -116,25 +105,6 @@ async def test_without_a_ring_there_is_no_replay_endpoint_and_without_events_the
     silent = await start_replica(events=False)
     assert await silent.get("/kv_event_sources") == {}
     await silent.chat("still answers")
-
-
-def two_in_a_row() -> list[int]:
-    while True:
-        first, second = free_ports(2)
-        if second == first + 1:
-            return [first, second]
-
-
-async def test_a_rank_takes_the_ports_after_those_before_it_and_a_taken_one_is_said(
-    start_replica: StartReplica,
-) -> None:
-    port = two_in_a_row()[1]
-    replica = await start_replica(events_port=port)
-    assert (await replica.get("/kv_event_sources"))["0"]["endpoint"].endswith(f":{port}")
-    other = SimReplica(SimSettings(events_port=port - 1, data_parallel=2))
-    with pytest.raises(OSError, match=f"KV events on tcp://127.0.0.1:{port}: Address already in use"):
-        other.start()
-    await other.close()
 
 
 async def raw_event(start_replica: StartReplica, version: str, **body: Any) -> list[Any]:
@@ -161,45 +131,27 @@ async def test_before_0_32_the_sources_are_not_told(start_replica: StartReplica)
             assert response.status == status
 
 
-def test_settings_of_events_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"vllm_version": "latest"}, {"replay_steps": -1}, {"cpu_blocks": -1}):
-        with pytest.raises(ValueError):
-            SimSettings(**wrong)
-
-
-async def test_dropped_batches_leave_a_gap_that_a_replay_fills(start_publishing: StartPublishing) -> None:
+@pytest.mark.parametrize(
+    ("fault", "count", "live", "replayed"),
+    [
+        ("drop_events", 2, [3, 4], [1, 2, 3, 4]),
+        ("lose_events", 1, [2, 3, 4], [2, 3, 4]),
+        ("duplicate_events", 1, [1, 1, 2, 3, 4], [1, 2, 3, 4]),
+        ("delay_events", 2, [2, 1, 4, 3], [1, 2, 3, 4]),
+    ],
+)
+async def test_a_fault_changes_what_subscribers_get_of_the_batches_and_what_replays_have(
+    start_publishing: StartPublishing, fault: str, count: int, live: list[int], replayed: list[int]
+) -> None:
     replica, subscription = await start_publishing()
-    await fail(replica, "drop_events", count=2)
-    await publish(replica, 1, 2, 3)
-    message = await subscription.live()
-    assert number_of(message.payload) == 3
-    replayed = await subscription.replay(message.seq - 2)
-    assert [number_of(each.payload) for each in replayed] == [1, 2, 3]
-
-
-async def test_lost_batches_leave_a_gap_that_a_replay_has_too(start_publishing: StartPublishing) -> None:
-    replica, subscription = await start_publishing()
-    await fail(replica, "lose_events")
-    await publish(replica, 1, 2)
-    message = await subscription.live()
-    assert number_of(message.payload) == 2
-    assert [each.seq for each in await subscription.replay(message.seq - 1)] == [message.seq]
-
-
-async def test_a_duplicated_batch_comes_twice_under_one_number(start_publishing: StartPublishing) -> None:
-    replica, subscription = await start_publishing()
-    await fail(replica, "duplicate_events")
-    await publish(replica, 1, 2)
-    messages = [await subscription.live() for _ in range(3)]
-    assert [number_of(message.payload) for message in messages] == [1, 1, 2]
-    assert messages[0] == messages[1]
-
-
-async def test_a_delayed_batch_comes_after_its_successor(start_publishing: StartPublishing) -> None:
-    replica, subscription = await start_publishing()
-    await fail(replica, "delay_events", count=2)
-    await publish(replica, 1, 2, 3, 4, 5)
-    assert await live(subscription, 5) == [2, 1, 4, 3, 5]
+    before = len(await subscription.replay())
+    await fail(replica, fault, count)
+    await publish(replica, 1, 2, 3, 4)
+    messages = [await subscription.live() for _ in live]
+    assert [number_of(message.payload) for message in messages] == live
+    assert [message.seq - before + 1 for message in messages] == live
+    assert [number_of(message.payload) for message in await subscription.replay(before)] == replayed
+    assert not await subscription.poll()
 
 
 async def test_amnesia_forgets_the_idle_blocks_and_tells_nobody(start_publishing: StartPublishing) -> None:
@@ -213,13 +165,3 @@ async def test_amnesia_forgets_the_idle_blocks_and_tells_nobody(start_publishing
     answer = await complete(replica, ids(16, 18))
     assert cached_tokens_of(answer) == 0
     assert len(stored(await subscription.new_events())) == 1
-
-
-async def test_faults_of_events_leave_requests_alone_and_can_be_cleared(start_publishing: StartPublishing) -> None:
-    replica, subscription = await start_publishing()
-    await fail(replica, "drop_events", count=-1)
-    await publish(replica, 1)
-    assert (await replica.state())["failing"] == ["drop_events"]
-    await fail(replica, "none")
-    await publish(replica, 2)
-    assert await live(subscription, 1) == [2]

@@ -1,13 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
-
-import openai
-import pytest
-
 from tests.gateway.simulator.conftest import RunningReplica, StartReplica
-
-_TOOL: Any = {"type": "function", "name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}
 
 
 async def test_a_stream_tells_the_official_sequence_of_events(replica: RunningReplica) -> None:
@@ -48,26 +41,6 @@ async def test_a_stored_response_is_continued_and_its_turn_is_cached(replica: Ru
     assert retrieved.output_text == first.output_text
 
 
-async def test_an_unknown_response_is_not_found_in_vllms_words(replica: RunningReplica) -> None:
-    status, answer = await replica.post("/v1/responses", {"input": "x", "previous_response_id": "resp_no"})
-    assert status == 404
-    assert answer["error"] == {
-        "message": "Response with id 'resp_no' not found.",
-        "type": "invalid_request_error",
-        "param": "response_id",
-        "code": 404,
-    }
-    unstored = await replica.openai.responses.create(model="sim", input="x", store=False)
-    with pytest.raises(openai.NotFoundError):
-        await replica.openai.responses.retrieve(unstored.id)
-
-
-async def test_a_finished_response_cannot_be_cancelled(replica: RunningReplica) -> None:
-    response = await replica.openai.responses.create(model="sim", input="x")
-    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
-        await replica.openai.responses.cancel(response.id)
-
-
 async def test_a_background_response_finishes_on_its_own(replica: RunningReplica) -> None:
     response = await replica.openai.responses.create(model="sim", input="x", background=True)
     assert response.status == "queued"
@@ -85,15 +58,3 @@ async def test_cancelling_a_background_response_takes_it_out_of_the_engine(
     state = await replica.state()
     assert (state["running"], state["blocks_used"], state["aborted"]) == (0, 0, 1)
     assert (await replica.openai.responses.retrieve(response.id)).status == "cancelled"
-
-
-async def test_a_forced_tool_is_called_plain_and_streamed(replica: RunningReplica) -> None:
-    create = replica.openai.responses.create
-    plain = await create(model="sim", input="x", tools=[_TOOL], tool_choice="required")
-    (item,) = plain.output
-    assert item.type == "function_call"
-    assert (item.name, item.arguments.startswith('{"at":')) == ("look", True)
-    stream = await create(model="sim", input="x", tools=[_TOOL], tool_choice="required", stream=True)
-    streamed = [event async for event in stream]
-    deltas = [event.delta for event in streamed if event.type == "response.function_call_arguments.delta"]
-    assert "".join(deltas) == item.arguments

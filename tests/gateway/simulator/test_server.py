@@ -75,16 +75,6 @@ async def test_aliases_share_the_root_and_adapters_name_their_parent(start_repli
     assert cards["big"]["max_model_len"] == 8192 * 16
 
 
-async def test_lora_calls_are_obeyed_and_counted(replica: RunningReplica) -> None:
-    body = {"lora_name": "french", "lora_path": "/x"}
-    for path, known in (("/v1/load_lora_adapter", True), ("/v1/unload_lora_adapter", False)):
-        async with replica.http.post(path, json=body) as response:
-            assert response.status == 200
-        cards = (await replica.get("/v1/models"))["data"]
-        assert ("french" in {card["id"] for card in cards}) == known
-    assert (await replica.state())["lora_calls"] == 2
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_aborts_its_request(start_replica: StartReplica, stream: bool) -> None:
     replica = await start_replica(speed=1)
@@ -124,12 +114,6 @@ async def test_each_data_parallel_rank_has_a_cache_of_its_own(start_replica: Sta
     assert any('engine="1"' in line for line in await metric_lines(replica))
 
 
-async def test_a_reset_cache_is_cold(replica: RunningReplica) -> None:
-    assert await replica.cached_tokens("word " * 100) == 0
-    assert await replica.post("/sim/reset_cache", {}) == (200, {"reset": True})
-    assert await replica.cached_tokens("word " * 100) == 0
-
-
 async def test_an_idle_connection_is_closed_after_the_keep_alive_time(start_replica: StartReplica) -> None:
     replica = await start_replica(keep_alive_s=0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
@@ -137,16 +121,6 @@ async def test_an_idle_connection_is_closed_after_the_keep_alive_time(start_repl
     async with asyncio.timeout(5):
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
     writer.close()
-
-
-async def test_an_unknown_path_is_not_found_in_json(replica: RunningReplica) -> None:
-    assert (await replica.post("/v1/nothing", {}))[1]["error"]["code"] == 404
-
-
-def test_settings_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"block_size": 0}, {"speed": -1}, {"served_names": ()}):
-        with pytest.raises(ValueError):
-            SimSettings(**wrong)
 
 
 def _serve(settings: SimSettings, ready: Connection) -> None:
