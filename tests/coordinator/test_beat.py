@@ -84,21 +84,6 @@ async def test_a_beat_learns_replicas_that_other_gateways_registered(pool: Pool,
     assert sorted(pool.records) == ["r0", "r1"]
 
 
-async def test_what_a_dead_gateway_reserved_is_given_back(pool: Pool, other: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    await place(pool, "mine", chain(1), pinned="r0")
-    await place(other, "theirs", chain(2), pinned="r1")
-    await place(other, "theirs too", chain(3), pinned="r0")
-    await pool.beat()
-    await let_lease_end(client, "gw1")
-    fleet = await beaten(pool)
-    assert fleet.expired_gateways == ("gw1",)
-    assert await numbers(client, KEYS.active) == {"r0": 1}
-    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
-    assert await client.exists(KEYS.flight("gw1")) == 0
-    assert list(await hash_of(client, KEYS.gateways)) == ["gw0"]
-
-
 async def test_what_a_dead_gateway_claimed_and_did_not_hold_is_held(
     pool: Pool, other: Pool, client: redis.Redis
 ) -> None:
@@ -154,21 +139,6 @@ async def test_a_gateway_that_comes_back_between_beat_and_reap_keeps_what_it_hol
     await other.beat()
     await reap(pool, "gw1")
     assert list(await hash_of(client, KEYS.flight("gw1"))) == ["theirs"]
-
-
-async def test_a_gateway_reaped_by_mistake_states_its_requests_again(
-    pool: Pool, other: Pool, client: redis.Redis
-) -> None:
-    await register(pool, 1)
-    await other.beat()
-    await place(other, "theirs", chain(1))
-    await let_lease_end(client, "gw1")
-    await beaten(pool)
-    assert await numbers(client, KEYS.active) == {}
-    assert not (await other.beat()).known
-    await drained(other)
-    assert await numbers(client, KEYS.active) == {"r0": 1}
-    assert (await other.beat()).known
 
 
 async def test_reaping_twice_gives_back_once(pool: Pool, other: Pool, client: redis.Redis) -> None:

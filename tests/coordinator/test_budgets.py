@@ -49,25 +49,6 @@ async def placed(pool: Pool, asked: PlaceRequest) -> Placement:
     return placement
 
 
-async def test_no_tenant_has_more_requests_in_flight_than_it_may_on_all_gateways_together(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    async with two_gateways(redis_server) as (one, other):
-        for number, pool in enumerate([one, other, one]):
-            await placed(pool, limited(f"full{number}", concurrency=3))
-        late = await queued(client, other, limited("late", concurrency=3))
-        await placed(other, limited("else", tenant="u", concurrency=3))  # nobody else waits for it
-        await placed(one, asking("unlimited", PLENTY, tenant="v"))
-        assert await active(client) == 3
-        one.done("full0")
-        assert await late is not None
-        assert await active(client) == 3
-        for pool, name in ((other, "full1"), (one, "full2"), (other, "late"), (other, "else"), (one, "unlimited")):
-            pool.done(name)
-        await drained(one, other)
-        assert await client.exists(KEYS.tenants, KEYS.budgets("gw0"), KEYS.budgets("gw1"), KEYS.waiting) == 0
-
-
 async def test_requests_of_one_tenant_wait_in_their_order_and_those_of_others_pass(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
@@ -516,17 +497,6 @@ async def test_what_somebody_wrote_into_the_limits_is_counted_again(
         one.done("a")
         other.done("b")
         await drained(one, other)
-        assert await active(client) == 0
-
-
-async def test_limits_of_a_foreign_type_stop_nothing(redis_server: RedisServer, client: redis.Redis) -> None:
-    async with two_gateways(redis_server) as (one, _):
-        for key in (KEYS.tenants, KEYS.budgets("gw0")):
-            await client.set(key, "x")
-        await placed(one, limited("a", concurrency=1, requests_per_min=5, tokens_per_min=10_000))
-        await Repair(one).repair_all()
-        one.done("a")
-        await drained(one)
         assert await active(client) == 0
 
 

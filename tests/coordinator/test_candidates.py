@@ -7,8 +7,6 @@ import redis.asyncio as redis
 
 from coordinator.breaker import OPEN_MS
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PolicyKnobs
-from coordinator.subset import Subset
 from tests.coordinator.stage import (
     KEYS,
     chain,
@@ -21,8 +19,6 @@ from tests.coordinator.stage import (
     replica,
     request,
 )
-
-KNOBS = PolicyKnobs()
 
 
 async def test_replicas_that_were_tried_are_left_out_even_when_they_own_the_prompt(
@@ -77,55 +73,11 @@ async def test_a_pinned_request_goes_nowhere_else(pool: Pool, client: redis.Redi
     assert await pool.place(request("c", keys, pinned="unknown")) is None
 
 
-async def test_a_dead_replica_gets_nothing_while_another_is_ready(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    pool.register(replica("r0", state="dead"))
-    keys = chain(1, 2)
-    await own(client, keys[1], "r0")
-    assert (await place(pool, "a", keys)).replica == "r1"
-
-
-async def test_where_nobody_is_ready_a_try_is_better_than_a_refusal(pool: Pool) -> None:
-    await register(pool, 2, state="dead")
-    placed = await place(pool, "a", chain(1), tried=("r0",))
-    assert (placed.replica, placed.why) == ("r1", "last_resort")
-
-
-async def test_failures_below_the_threshold_keep_nobody_away(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    await client.hset(KEYS.breakers, "r0", "2 0 0")
-    keys = chain(1)
-    await own(client, keys[0], "r0")
-    assert (await place(pool, "a", keys)).replica == "r0"
-    assert await hash_of(client, KEYS.breakers) == {"r0": "2 0 0"}
-
-
-async def test_a_half_open_breaker_lets_one_probe_through(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    await client.hset(KEYS.active, "r1", 5)
-    now = await now_ms(client)
-    await client.hset(KEYS.breakers, "r0", f"3 {now - 1} 0")
-    probe = await place(pool, "probe", chain(1))
-    behind = [(await place(pool, f"id{i}", chain("x", i))).replica for i in range(3)]
-    assert probe.replica == "r0"
-    assert behind == ["r1", "r1", "r1"]
-    failures, open_until, probing = (await hash_of(client, KEYS.breakers))["r0"].split(" ")
-    assert (failures, probing) == ("3", "1")
-    assert now + OPEN_MS <= int(open_until) <= await now_ms(client) + OPEN_MS
-
-
 async def test_a_probe_that_never_tells_is_followed_by_another(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
     await client.hset(KEYS.active, "r1", 5)
     await client.hset(KEYS.breakers, "r0", f"3 {await now_ms(client) - 1} 1")
     assert (await place(pool, "probe", chain(1))).replica == "r0"
-
-
-async def test_where_every_breaker_is_open_one_is_tried_all_the_same(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    later = await now_ms(client) + 60_000
-    await client.hset(KEYS.breakers, mapping={"r0": f"3 {later} 0", "r1": f"3 {later} 0"})
-    assert (await place(pool, "a", chain(1))).why == "last_resort"
 
 
 async def test_a_ready_replica_with_an_open_breaker_is_tried_before_a_dead_one(pool: Pool, client: redis.Redis) -> None:
@@ -140,13 +92,3 @@ async def test_a_ready_replica_with_an_open_breaker_is_tried_before_a_dead_one(p
         assert (placed.replica, placed.why) == ("r1", "last_resort")
     placed = await place(pool, "retry", keys, tried=("r1",))
     assert (placed.replica, placed.why) == ("r0", "last_resort")
-
-
-async def test_only_replicas_that_serve_the_model_are_chosen(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 4)
-    keys = chain("adapter")
-    await own(client, keys[0], "r1")
-    for seed in range(12):
-        placed = await place(pool, f"id{seed}", keys, serving=Subset.of(["r0", "r3", "r99"]), seed=seed)
-        assert placed.replica in {"r0", "r3"}
-    assert await pool.place(request("z", keys, serving=Subset.of(["r99"]))) is None

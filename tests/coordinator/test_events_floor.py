@@ -11,7 +11,6 @@ from tests.coordinator.stream import (
     RESET,
     Stream,
     attend,
-    counted_tokens,
     followed,
     gains,
     losses,
@@ -164,15 +163,3 @@ async def test_what_an_older_agent_said_and_nobody_applied_voids_what_was_said_b
     assert (await attend(stream.link)).asked == "restate"
     assert (await place(pool, "a", old, pinned="r0")).matched_keys == 0
     assert (await place(pool, "b", new, pinned="r0")).matched_keys == 2
-
-
-async def test_owned_tokens_say_what_the_records_say_through_all_of_it(
-    stream: Stream, pool: Pool, client: redis.Redis
-) -> None:
-    for i in range(3):
-        await place(pool, f"id{i}", chain("a", i), pinned="r0")
-        await stream.say(*gains(chain("a", i, 1)))
-        assert await numbers(client, KEYS.owned_tokens) == await counted_tokens(client)
-        await stream.say(RESET)
-    await sweep(pool, "r0")
-    assert await numbers(client, KEYS.owned_tokens) == await counted_tokens(client, holding_only=True)

@@ -76,52 +76,6 @@ async def test_explain_writes_nothing_and_names_what_place_then_takes(
         )
 
 
-async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 3, capacity_tokens=10_000)
-    keys = chain(*range(10))
-    for key in keys[:4]:
-        await own(client, key, "r1", hits=24)
-    await client.hset(KEYS.active, mapping={"r0": 1, "r1": 9, "r2": 2})
-    await client.hset(KEYS.backlog_tokens, mapping={"r1": 700})
-    told = await explain(pool, request("x", keys, tried=("r2",)))
-    listed = {one["replica"]: one for one in told["replicas"]}
-    assert set(listed) == {"r0", "r1"}
-    assert listed["r1"] == {
-        "replica": "r1",
-        "active": 9,
-        "backlog_tokens": 700,
-        "owned_tokens": 0,
-        "capacity_tokens": 10_000,
-        "matched_keys": 4,
-        "cpu_credit": 0.8,
-        "store_credit": 0,
-        "matched_tokens": 400,
-        "credit_tokens": 400,
-        "charged_tokens": 600,
-        "displaced_tokens": 0,
-        "load_tokens": 9 * (128 + 60),
-        "cost": listed["r1"]["cost"],
-        "guarded": True,
-        "has_room": True,
-    }
-    # r0 lacks 400 tokens that others share. They are charged at 16 times their share of its cache.
-    assert listed["r0"]["charged_tokens"] == pytest.approx(600 + 400 * (16 * 400 / 10_000))
-    assert listed["r1"]["cost"] == 700 + 3 * 600 + 0 + 9 * 188
-    assert (told["shared_hits"], told["replica"], told["why"]) == (24, "r0", "rebalanced")
-    assert told["prompt_tokens"] == 1000
-
-
-async def test_the_replica_with_the_least_cost_is_the_one_named(pool: Pool, client: redis.Redis) -> None:
-    dice = random.Random(7)
-    names = await register(pool, 5, capacity_tokens=60_000)
-    for case in range(10):
-        keys = await scramble(pool, client, dice, names)
-        told = await explain(pool, request(f"id{case}", keys, seed=case))
-        below = [one for one in told["replicas"] if not one["guarded"]] or told["replicas"]
-        chosen = next(one for one in told["replicas"] if one["replica"] == told["replica"])
-        assert chosen["cost"] == min(one["cost"] for one in below)
-
-
 async def test_explain_of_a_pool_that_nobody_serves_says_so(pool: Pool) -> None:
     assert await pool.explain(request("x", chain(1))) is None
 

@@ -14,7 +14,6 @@ from tests.coordinator.stage import (
     KEYS,
     chain,
     drained,
-    hash_of,
     numbers,
     own,
     owners,
@@ -84,42 +83,10 @@ async def test_a_cold_prompt_goes_to_the_fewest_owned_tokens_where_every_cache_h
     assert (await place(pool, "a", chain(1))).replica == "r2"
 
 
-async def test_ties_fall_to_chance_on_every_replica(pool: Pool) -> None:
-    names = await register(pool, 4)
-    chosen = set()
-    for seed in range(60):
-        chosen.add((await place(pool, "a", [], seed=seed * 7919, prompt_tokens=100)).replica)
-        pool.done("a")
-        await drained(pool)
-    assert chosen == set(names)
-
-
 async def test_the_reply_names_the_url_and_the_incarnation(pool: Pool) -> None:
     pool.register(replica("r0", "life7"))
     placed = await place(pool, "a", chain(1))
     assert (placed.replica, placed.incarnation, placed.url) == ("r0", "life7", "http://r0.test:8000")
-
-
-async def test_placing_reserves_load_under_the_reservations_id(pool: Pool, client: redis.Redis) -> None:
-    pool.register(replica("r0"))
-    await place(pool, "a", chain(1, 2))
-    await place(pool, "b", chain(1, 2, 3))
-    since = (await hash_of(client, KEYS.replicas))["r0"].split(" ")[3]
-    assert await numbers(client, KEYS.active) == {"r0": 2}
-    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 300}
-    assert await hash_of(client, KEYS.flight("gw0")) == {
-        "a": f"r0 life1 {since} 200 {chain(1, 2)[-1]}",
-        "b": f"r0 life1 {since} 100 {chain(1, 2, 3)[-1]}",
-    }
-    assert pool.live["b"].backlog_tokens == 100
-
-
-async def test_a_request_without_a_chain_is_placed_by_load(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    await client.hset(KEYS.backlog_tokens, "r0", 5000)
-    placed = await place(pool, "a", [], prompt_tokens=50)
-    assert (placed.replica, placed.why, placed.backlog_tokens) == ("r1", "cold", 50)
-    assert (await hash_of(client, KEYS.flight("gw0")))["a"].endswith(" 50 -")
 
 
 async def test_prefill_backlog_outweighs_a_small_match(pool: Pool, client: redis.Redis) -> None:
@@ -189,15 +156,6 @@ async def test_below_the_load_guard_a_busy_owner_still_is_worth_it(pool: Pool, c
     assert (await place(pool, "a", keys)).replica == "r0"
 
 
-async def test_the_load_guard_rises_with_the_mean(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 3)
-    keys = chain(*range(50))
-    for key in keys:
-        await own(client, key, "r0")
-    await client.hset(KEYS.active, mapping={"r0": 29, "r1": 20, "r2": 20})
-    assert (await place(pool, "a", keys)).replica == "r0"
-
-
 async def test_where_all_are_above_the_guard_the_cheapest_is_chosen(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
     await client.hset(KEYS.active, mapping={"r0": 40, "r1": 39})
@@ -223,17 +181,6 @@ async def test_a_stale_incarnation_is_never_matched(pool: Pool, client: redis.Re
     placed = await place(pool, "a", keys)
     assert (placed.replica, placed.matched_keys) == ("r1", 1)
     assert [list(await owners(client, key)) for key in keys] == [["r1"]] * 4
-
-
-async def test_a_restarted_replica_inherits_nothing(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    keys = chain(1, 2, 3)
-    await place(pool, "a", keys)
-    pool.done("a")
-    pool.register(replica("r0", "life2"))
-    placed = await place(pool, "b", keys)
-    assert (placed.incarnation, placed.matched_keys, placed.why, placed.claimed_from) == ("life2", 0, "cold", 1)
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 300}
 
 
 async def test_an_owner_that_nobody_registered_is_never_chosen(pool: Pool, client: redis.Redis) -> None:

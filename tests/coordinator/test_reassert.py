@@ -61,24 +61,6 @@ async def test_what_is_not_stated_is_dropped_and_given_back(pool: Pool, client: 
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
 
 
-async def test_what_the_store_lost_is_counted_again(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    await place(pool, "a", chain(1))
-    await place(pool, "b", chain(2))
-    pool.first_token("b")
-    await drained(pool)
-    before = await hash_of(client, KEYS.flight("gw0"))
-    since = before["a"].split(" ")[2]
-    await client.delete(*[key async for key in client.scan_iter("*")])
-    pool.reassert()
-    await drained(pool)
-    new_since = (await hash_of(client, KEYS.replicas))["r0"].split(" ")[3]
-    restored = await hash_of(client, KEYS.flight("gw0"))
-    assert restored == {name: entry.replace(since, new_since) for name, entry in before.items()}
-    assert await numbers(client, KEYS.active) == {"r0": 2}
-    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
-
-
 async def test_a_placement_on_its_way_survives_a_reassertion_that_does_not_know_its_outcome(
     pool: Pool, client: redis.Redis
 ) -> None:
@@ -105,18 +87,6 @@ async def test_a_place_of_an_older_epoch_is_refused(pool: Pool, client: redis.Re
     assert reply == [b"stale"]
     assert await numbers(client, KEYS.active) == {}
     assert await client.exists(KEYS.own(chain(1)[0])) == 0
-
-
-async def test_a_place_of_a_gateway_that_the_store_forgot_reasserts_and_is_placed(
-    pool: Pool, client: redis.Redis
-) -> None:
-    await register(pool, 2)
-    await place(pool, "a", chain(1))
-    await client.delete(*[key async for key in client.scan_iter("*")])
-    placed = await place(pool, "b", chain(1))
-    assert placed.why == "cold"
-    assert sorted(await hash_of(client, KEYS.flight("gw0"))) == ["a", "b"]
-    assert sum((await numbers(client, KEYS.active)).values()) == 2
 
 
 async def test_a_store_that_lost_data_and_scripts_counts_every_live_request_at_the_next_place(

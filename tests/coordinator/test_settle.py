@@ -27,15 +27,6 @@ async def test_the_first_token_gives_the_backlog_back_and_the_end_the_request(po
     assert pool.live == {}
 
 
-async def test_a_request_that_ends_before_its_first_token_gives_both_back(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    await place(pool, "a", chain(1, 2))
-    pool.done("a")
-    await drained(pool)
-    assert await numbers(client, KEYS.backlog_tokens) == {}
-    assert await numbers(client, KEYS.active) == {}
-
-
 async def test_settling_twice_changes_nothing_more(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     await place(pool, "a", chain(1))
@@ -48,15 +39,6 @@ async def test_settling_twice_changes_nothing_more(pool: Pool, client: redis.Red
         await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
-
-
-async def test_settling_what_was_never_reserved_changes_nothing(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    pool.first_token("ghost")
-    pool.done("ghost")
-    pool._settle("done", "ghost")
-    await drained(pool)
-    assert await numbers(client, KEYS.active) == {}
 
 
 async def test_another_gateways_reservation_of_the_same_name_is_left_alone(

@@ -58,12 +58,6 @@ async def miss(store: Store, pool: Pool, reservation: str) -> None:
     store.note(pool.name, caught.value)
 
 
-async def test_a_store_that_serves_is_up(store: Store) -> None:
-    assert store.is_up()
-    assert store.reason == ""
-    assert (await place(await serving(store), "a", chain(1))).why == "cold"
-
-
 async def test_one_late_placement_concerns_that_request_only(store: Store, own_server: RedisServer) -> None:
     changes: list[bool] = []
     store.on_change = lambda up, _reason: changes.append(up)
@@ -151,55 +145,6 @@ async def test_a_hung_store_is_noticed_without_any_placement(store: Store, own_s
     await eventually(store.is_up)
 
 
-async def test_a_store_that_restarts_empty_is_told_everything_again(store: Store, own_server: RedisServer) -> None:
-    changes: list[bool] = []
-    store.on_change = lambda up, _reason: changes.append(up)
-    pool = await serving(store)
-    await place(pool, "a", chain(1), pinned="r0")
-    await place(pool, "b", chain(2), pinned="r1")
-    pool.first_token("b")
-    await drained(pool)
-    own_server.restart_empty()
-    await eventually(lambda: changes == [False, True])
-    await drained(pool)
-    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
-        lives = {name: text.split(" ")[:2] for name, text in (await hash_of(client, KEYS.replicas)).items()}
-        assert lives == {"r0": ["life1", "ready"], "r1": ["life1", "ready"]}
-        assert list(await hash_of(client, KEYS.gateways)) == ["gw0"]
-        assert sorted(await hash_of(client, KEYS.flight("gw0"))) == ["a", "b"]
-        assert await numbers(client, KEYS.active) == {"r0": 1, "r1": 1}
-        assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
-    await eventually(lambda: pool.state is not None and pool.state.known)
-
-
-async def test_requests_placed_while_it_was_down_are_counted_when_it_is_up(
-    store: Store, own_server: RedisServer
-) -> None:
-    pool = await serving(store)
-    own_server.kill()
-    await eventually(lambda: not store.is_up())
-    pool.adopt(Reservation("fallback", "r1", "life1", 40, "-"))
-    pool.register(replica("r2"))
-    own_server.start()
-    await eventually(store.is_up)
-    await drained(pool)
-    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
-        assert await numbers(client, KEYS.backlog_tokens) == {"r1": 40}
-        assert sorted(await hash_of(client, KEYS.replicas)) == ["r0", "r1", "r2"]
-
-
-async def test_a_gateway_may_start_before_its_store(own_server: RedisServer) -> None:
-    own_server.kill()
-    async with running(store_at(own_server)) as store:
-        assert not store.is_up()
-        assert "cannot connect" in store.reason
-        pool = store.pool("m")
-        pool.register(replica("r0"))
-        own_server.start()
-        await eventually(store.is_up)
-        assert (await place(pool, "a", chain(1))).replica == "r0"
-
-
 async def test_a_pool_first_used_while_up_is_connected_at_once(store: Store) -> None:
     pool = store.pool("another")
     assert pool is store.pool("another")
@@ -212,26 +157,6 @@ async def test_two_pools_share_nothing_but_the_connection(store: Store) -> None:
     two.register(replica("r0"))
     await place(one, "a", chain(1), pinned="r0")
     assert (await place(two, "a", chain(1))).why == "cold"
-
-
-async def is_reaped(client: redis.Redis, gateway: str) -> bool:
-    """Whether the gateway has no records left, and the claims of its requests were handled."""
-    return not await client.hexists(KEYS.gateways, gateway) and not await client.exists(KEYS.reaped)
-
-
-async def test_heartbeats_keep_the_lease_and_give_a_dead_gateways_load_back(
-    store: Store, own_server: RedisServer
-) -> None:
-    await serving(store)
-    async with running(store_at(own_server, "gw1")) as dying:
-        other = dying.pool("m")
-        other.register(replica("r0"))
-        await place(other, "theirs", chain(1))
-    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
-        assert sum((await numbers(client, KEYS.active)).values()) == 1
-        await client.hset(KEYS.gateways, "gw1", "1 1")
-        await eventually(lambda: is_reaped(client, "gw1"))
-        assert await numbers(client, KEYS.active) == {}
 
 
 async def test_leaving_gives_back_and_is_not_undone_by_the_next_heartbeat(

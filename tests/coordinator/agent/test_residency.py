@@ -13,41 +13,6 @@ from tests.coordinator.agent.prompts import SIZE, bound, brief, chain, held, rem
 # -- becoming resident -------------------------------------------------------------------------------------------
 
 
-def test_keys_become_resident_with_the_last_block_that_ends_before_them() -> None:
-    residency = bound(chain(3, 4, 7, 11, 13))
-    assert residency.apply([told([1, 2, 3])]) == [
-        Resident("k4", 4, 1, "gpu", 1),
-        Resident("k7", 7, 3, "gpu", 1),
-        Resident("k11", 11, 4, "gpu", 2),
-        Resident("tip", 12, 1, "gpu", 3),
-    ]
-    assert len(residency) == 4
-    assert residency.measure("tip", 13) == [Resident("tip", 13, 2, "gpu", 3)]
-
-
-def test_a_prompt_that_is_stored_in_chunks_becomes_resident_in_chunks() -> None:
-    residency = bound(chain(4, 8, 16, 25))
-    assert brief(residency.apply([told([1])])) == ["+k4@1"]
-    assert brief(residency.apply([told([2, 3], 1)])) == ["+k8@2"]
-    assert brief(residency.apply([told([4, 5, 6], 3)])) == ["+k16@4", "+tip@6"]
-
-
-def test_chunks_of_two_prompts_may_alternate() -> None:
-    residency = bound(chain(4, 8, 16, tip="a"), chain(4, 8, 16, tip="b"))
-    residency.apply([told([1], session="a"), told([1, 2], session="b"), told([2], 1, session="a")])
-    assert brief(residency.apply([told([3, 4], 2, session="b")])) == ["+b@4"]
-    assert brief(residency.apply([told([3, 4], 2, session="a")])) == ["+a@4"]
-
-
-def test_the_answers_blocks_say_nothing_of_the_prompts_keys() -> None:
-    residency = bound(chain(4, 8))
-    residency.apply([told([1, 2])])
-    for block in range(3, 9):
-        assert residency.apply([told([block], block - 1)]) == []
-    assert residency.measure("tip", 8) == []
-    assert held(residency) == {"k4": 1, "tip": 2}
-
-
 def test_a_prompt_that_is_cached_up_to_its_last_blocks_is_told_by_their_parents() -> None:
     residency = bound(chain(8, tip="a"), chain(4, 8, 16, tip="b"))
     residency.apply([told([1, 2], session="a")])
@@ -102,21 +67,6 @@ def test_a_prompt_shorter_than_a_block_has_nothing_to_watch() -> None:
 # -- binding and measuring ---------------------------------------------------------------------------------------
 
 
-def test_a_chain_may_become_known_after_its_events() -> None:
-    residency = Residency()
-    assert residency.apply([told([1]), told([2, 3], 1)]) == []
-    assert not residency.is_bound("tip")
-    assert brief(residency.bind(chain(4, 12))) == ["+k4@1", "+tip@3"]
-    assert residency.is_bound("tip")
-
-
-def test_a_chain_that_becomes_known_after_its_blocks_have_gone_says_nothing_and_doubts_nothing() -> None:
-    residency = Residency()
-    residency.apply([told([1, 2]), removed(2, 1)])
-    assert residency.bind(chain(4, 8)) == []
-    assert not residency.is_relearning
-
-
 def test_a_chain_that_is_bound_again_keeps_what_was_measured() -> None:
     residency = bound(chain(4, 8))
     residency.apply([told([1, 2])])
@@ -126,36 +76,10 @@ def test_a_chain_that_is_bound_again_keeps_what_was_measured() -> None:
     assert held(residency) == {"k4": 1, "tip": 2}
 
 
-def test_measuring_moves_keys_to_their_blocks() -> None:
-    residency = bound(chain(4, 8, 16, estimate=8))
-    assert brief(residency.apply([told([1, 2])])) == ["+k8@1", "+tip@2"]
-    assert residency.apply([told([3], 2), told([4], 3)]) == []
-    assert brief(residency.measure("tip", 16)) == ["+k4@1", "+k8@2", "+tip@4"]
-
-
-def test_a_prompt_that_is_longer_than_estimated_goes_on_in_chunks() -> None:
-    residency = bound(chain(16, estimate=8))
-    residency.apply([told([1, 2])])
-    assert brief(residency.apply([told([3, 4], 2)])) == ["+tip@4"]
-
-
-def test_a_prompt_that_is_shorter_than_estimated_becomes_resident_when_it_is_measured() -> None:
-    residency = bound(chain(4, 8, estimate=30))
-    assert residency.apply([told([1, 2])]) == []
-    assert brief(residency.measure("tip", 8)) == ["+k4@1", "+tip@2"]
-
-
 def test_a_key_that_turns_out_to_end_within_the_first_block_is_taken_back() -> None:
     residency = bound(chain(3, 6, estimate=8))
     assert brief(residency.apply([told([1, 2])])) == ["+k3@1", "+tip@2"]
     assert brief(residency.measure("tip", 6)) == ["-k3", "+tip@1"]
-
-
-def test_a_key_that_turns_out_to_end_in_a_block_that_is_gone_is_taken_back() -> None:
-    residency = bound(chain(8, 16, estimate=9))
-    residency.apply([told([1, 2, 3]), removed(3)])
-    assert held(residency) == {"k8": 1, "tip": 2}
-    assert brief(residency.measure("tip", 12)) == ["-tip"]
 
 
 def test_the_end_of_one_prompt_is_exact_within_another() -> None:
@@ -202,37 +126,6 @@ def test_nothing_is_measured_for_who_is_not_bound_or_without_a_length() -> None:
 
 
 # -- leaving -----------------------------------------------------------------------------------------------------
-
-
-def test_the_eviction_of_a_block_drops_exactly_the_keys_that_end_there() -> None:
-    residency = bound(chain(4, 8, 10, 12))
-    residency.apply([told([1, 2, 3])])
-    assert brief(residency.apply([removed(3)])) == ["-tip"]
-    assert brief(residency.apply([removed(2)])) == ["-k8", "-k10"]
-    assert residency.apply([removed(7)]) == []
-    assert held(residency) == {"k4": 1}
-
-
-def test_of_twins_the_last_takes_the_keys_with_it() -> None:
-    residency = bound(chain(4, 8))
-    residency.apply([told([1, 2]), told([1, 2])])
-    assert residency.apply([removed(2)]) == []
-    assert brief(residency.apply([removed(2)])) == ["-tip"]
-
-
-def test_a_prompt_computed_again_after_eviction_is_resident_again() -> None:
-    residency = bound(chain(4, 8, 12))
-    residency.apply([told([1, 2, 3])])
-    residency.measure("tip", 12)
-    assert brief(residency.apply([removed(3, 2, 1)])) == ["-tip", "-k8", "-k4"]
-    assert brief(residency.apply([told([1])])) == ["+k4@1"]
-    assert brief(residency.apply([told([2, 3], 1)])) == ["+k8@2", "+tip@3"]
-
-
-def test_blocks_that_someone_unknown_computes_again_bring_their_keys_back() -> None:
-    residency = bound(chain(4, 8))
-    residency.apply([told([1, 2]), removed(2, 1)])
-    assert brief(residency.apply([told([1, 2, 3], session=None)])) == ["+k4@1", "+tip@2"]
 
 
 def test_a_prompt_computed_again_while_it_is_held_does_not_end_with_its_first_chunk() -> None:
