@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
 
 from bench.cluster import Cluster
-from tests.api.stage import Stage, chat_body, error_of, running_gateway, sdk, text, user
+from tests.api.stage import Stage, chat_body, error_of, running_gateway, text
 from tests.polling import eventually
 
 MAX_IN_FLIGHT = 3
@@ -43,8 +42,3 @@ async def test_a_full_gateway_answers_429_with_retry_after_and_recovers(small: S
             await asyncio.gather(*held, return_exceptions=True)
         await eventually(lambda: small.sample("kvgate_requests_in_flight") == 0)
         assert (await client.post(path, json=chat_body(text(50)))).status_code == 200
-
-
-def test_the_sdk_calls_it_a_rate_limit(small: Stage) -> None:
-    with small.failing("error", status=429), sdk(small.gateways[0]) as client, pytest.raises(openai.RateLimitError):
-        client.chat.completions.create(model="sim", messages=user("x"))

@@ -9,35 +9,8 @@ import redis
 
 from bench.cluster import Cluster
 from gateway.settings.policies import POLICIES
-from tests.api.stage import Stage, cached_tokens_of, chat_body, error_of, text, user
+from tests.api.stage import Stage, chat_body, error_of, text
 from tests.polling import wait_until
-
-
-def test_a_prefix_is_found_again_by_the_other_gateway(stage: Stage) -> None:
-    for _ in range(4):
-        context = text(6000)
-        first = stage.chat(context + " First question?")
-        second = stage.chat(context + " Another one?", gateway=1)
-        assert second.replica == first.replica
-        assert second.decision.startswith("hit")
-        assert second.cached_tokens >= 0.95 * second.prompt_tokens
-        assert second.matched_tokens == pytest.approx(second.prompt_tokens, rel=0.2)  # an estimate
-
-
-def test_a_conversation_stays_with_its_replica_turn_by_turn(stage: Stage) -> None:
-    messages = [{"role": "system", "content": text(2000)}]
-    replicas, cached = set(), []
-    for turn in range(5):
-        messages += user(f"Question {turn}: {text(300)}")
-        answer = stage.post(
-            "/v1/chat/completions", {"model": "sim", "messages": messages, "max_tokens": 8}, gateway=turn % 2
-        )
-        replicas.add(answer.headers["x-kvgate-replica"])
-        cached.append(cached_tokens_of(answer.json()))
-        messages.append(answer.json()["choices"][0]["message"])
-    assert len(replicas) == 1
-    assert cached == sorted(cached)
-    assert cached[1] > 500
 
 
 def test_prompts_that_share_nothing_are_spread_over_the_replicas(stage: Stage) -> None:

@@ -31,13 +31,6 @@ def test_a_chat_is_answered_with_usage(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens > 100
 
 
-async def test_the_async_client_is_answered_alike(async_client: openai.AsyncOpenAI, client: openai.OpenAI) -> None:
-    messages = user(text(400))
-    here = await async_client.chat.completions.create(model="sim", messages=messages, max_tokens=5)
-    there = client.chat.completions.create(model="sim", messages=messages, max_tokens=5)
-    assert here.choices[0].message.content == there.choices[0].message.content
-
-
 def test_a_message_holds_several_images_by_data_and_http_url(client: openai.OpenAI, stage: Stage) -> None:
     url = f"https://pictures.example/{text(20)}.png"
     content = [
@@ -68,23 +61,6 @@ def test_tools_are_called(client: openai.OpenAI, choice: Any, finish_reason: str
     assert answer.choices[0].finish_reason == finish_reason
 
 
-def test_a_conversation_with_tool_results_goes_on(client: openai.OpenAI) -> None:
-    messages: list[Any] = [{"role": "system", "content": text(2000)}, *user("Weather in Paris?")]
-    first = client.chat.completions.create(
-        model="sim", messages=messages, tools=[WEATHER], tool_choice="required", max_tokens=200
-    )
-    asked = first.choices[0].message
-    assert asked.tool_calls
-    messages += [
-        asked.model_dump(exclude_none=True),
-        {"role": "tool", "tool_call_id": asked.tool_calls[0].id, "content": "Sunny, 25 degrees."},
-    ]
-    second = client.chat.completions.create(model="sim", messages=messages, tools=[WEATHER], max_tokens=5)
-    assert second.usage is not None
-    assert second.usage.prompt_tokens_details is not None
-    assert second.usage.prompt_tokens_details.cached_tokens > 500
-
-
 def test_a_stream_has_its_pieces_in_order_and_no_usage_nobody_asked_for(client: openai.OpenAI) -> None:
     messages = user(text(300))
     whole = client.chat.completions.create(model="sim", messages=messages, max_tokens=12)
@@ -92,18 +68,6 @@ def test_a_stream_has_its_pieces_in_order_and_no_usage_nobody_asked_for(client: 
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == "length"
     assert all(chunk.usage is None for chunk in chunks)
-
-
-async def test_an_async_stream_ends_with_the_usage_that_was_asked_for(async_client: openai.AsyncOpenAI) -> None:
-    stream = await async_client.chat.completions.create(
-        model="sim", messages=user(text(300)), max_tokens=6, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 6
-    assert chunks[-2].choices[0].finish_reason == "length"
-    assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}])
@@ -129,8 +93,3 @@ def test_a_streamed_tool_call_is_put_together_again(client: openai.OpenAI) -> No
     assert calls[0].function is not None
     assert calls[0].function.name == "weather"
     assert "".join(call.function.arguments or "" for call in calls if call.function).startswith("{")
-
-
-def test_several_choices_are_answered(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="sim", messages=user(text(100)), n=3, max_tokens=3)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]

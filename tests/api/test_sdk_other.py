@@ -18,15 +18,6 @@ def test_prompts_of_every_kind_are_completed(client: openai.OpenAI, prompt: Any)
     assert all(choice.text for choice in answer.choices)
 
 
-async def test_a_completion_is_streamed(async_client: openai.AsyncOpenAI) -> None:
-    prompt = text(500)
-    whole = await async_client.completions.create(model="sim", prompt=prompt, max_tokens=7)
-    stream = await async_client.completions.create(model="sim", prompt=prompt, max_tokens=7, stream=True)
-    chunks = [chunk async for chunk in stream]
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
-    assert all(chunk.usage is None for chunk in chunks)
-
-
 def test_a_streamed_completion_shows_the_usage_that_was_asked_for(client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="sim", prompt=text(100), max_tokens=3, stream=True, stream_options={"include_usage": True}

@@ -61,16 +61,6 @@ async def test_a_plain_request_is_aborted_while_it_generates(stage: Stage) -> No
     await eventually(lambda: has_aborted(stage, before + 1))
 
 
-async def test_a_client_that_hangs_up_while_a_replica_hangs_gives_its_load_back(stage: Stage) -> None:
-    text, owner = await stage.warm_prompt()
-    await stage.fail(owner, "hang")
-    async with asyncio.TaskGroup() as group:
-        request = group.create_task(stage.http.post(stage.urls[0] + CHAT, json=chat(text)))
-        await eventually(lambda: stage.active_is(1))
-        request.cancel()
-    await eventually(stage.all_load_is_given_back, within_s=5)
-
-
 async def test_a_crowd_that_hangs_up_together_leaves_nothing_behind(stage: Stage) -> None:
     prompts = [stage.new_prompt() for _ in range(30)]
     async with asyncio.TaskGroup() as group:

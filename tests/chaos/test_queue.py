@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import redis.asyncio as redis
 
 from bench.cluster import running_cluster
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
@@ -106,20 +105,6 @@ async def test_no_replica_ever_has_more_than_its_slots_and_every_request_is_answ
     assert await stage.metric_of_all("kvgate_queue_wait_seconds_count", band="normal") >= WAITING // 2
 
 
-async def test_a_gateway_loads_its_script_before_its_first_request(stage: QueueStage) -> None:
-    """Requests that come together at the start would all find that it is missing, and none would be counted."""
-    before = await missing_scripts(stage.client)
-    queue = QUEUE_CONFIG["queue"] | {"max_wait_s": 7}  # a script of its own
-    async with another_gateway(stage.cluster, "new", queue=queue) as new:
-        assert (await ask(stage.tenants["greedy"], new.url, stage.new_prompt())).status_code == 200
-    assert await missing_scripts(stage.client) == before
-
-
-async def missing_scripts(client: redis.Redis) -> int:
-    """How often a script was called that the server did not have."""
-    return int((await client.info("errorstats")).get("errorstat_NOSCRIPT", {"count": 0})["count"])
-
-
 async def test_a_tenant_with_few_requests_does_not_wait_for_one_with_many(stage: QueueStage) -> None:
     order: list[str] = []
     async with stage.full() as streams:
@@ -135,15 +120,6 @@ async def test_a_tenant_with_few_requests_does_not_wait_for_one_with_many(stage:
     assert [answer.status_code for answer in answers] == [200] * 11
     assert order.index("urgent") < SLOTS
     assert [at for at, tenant in enumerate(order) if tenant == "modest"][-1] < SLOTS, order
-
-
-async def test_a_client_that_hangs_up_leaves_the_queue(stage: QueueStage) -> None:
-    async with stage.full():
-        gone, stays = stage.ask("modest", 0), stage.ask("modest", 1)
-        await stage.waits(2)
-        gone.cancel()
-        await stage.waits(1)
-    assert (await stays).status_code == 200
 
 
 async def test_explain_says_that_a_request_would_wait(stage: QueueStage) -> None:

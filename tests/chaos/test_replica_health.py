@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 from bench.cluster import SimReplica
 from coordinator.breaker import FAILURES
 from tests.chaos.stage import Stage
@@ -155,17 +153,6 @@ async def test_a_replica_that_says_it_is_unhealthy_is_left_alone_until_it_recove
     await eventually(lambda: is_known_ready(stage, owner))
     assert (await stage.ledger.replicas())[owner.id].incarnation == incarnation
     assert (await stage.explained(text))[owner.id]["matched_tokens"] > 0, "it never lost its cache"
-
-
-async def test_a_frozen_replica_is_found_dead_and_its_streams_are_not_lost(stage: Stage) -> None:
-    text, owner = await stage.warm_prompt()
-    async with held_stream(stage.http, stage.urls[0], text, max_tokens=20) as stream:
-        owner.signal(signal.SIGSTOP)
-        await eventually(lambda: is_known_dead(stage, owner))
-        assert await chosen(stage, text, stage.urls[1]) != owner.id
-        owner.signal(signal.SIGCONT)
-        assert (await stream.rest()).endswith("data: [DONE]\n\n")
-    await eventually(lambda: is_known_ready(stage, owner))
 
 
 async def test_with_every_replica_dead_a_gateway_says_so_and_serves_again_when_one_is_back(stage: Stage) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -11,9 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -24,8 +21,7 @@ from bench.cluster import Cluster, SimReplica, running_cluster, running_gateways
 from gateway.doctor.event_endpoints import outward_address
 from gateway.ops.cli.watch import parsed_events
 from gateway.ops.local.ports import free_ports
-from tests.cluster.clients import Load, ask, prose, running_load
-from tests.cluster.gateways import another_gateway
+from tests.cluster.clients import ask, prose
 from tests.polling import eventually
 
 pytestmark = pytest.mark.slow
@@ -123,46 +119,12 @@ def test_the_console_finds_the_same_as_the_command() -> None:
         assert [one["subject"] for one in doctor(*of(cluster)).unchecked] == ["configuration"]
 
 
-async def test_nor_while_it_is_under_load(healthy: Cluster) -> None:
-    async with httpx.AsyncClient(timeout=30) as http, running_load(Load(http, healthy.gateway_urls), 2) as load:
-        said = await asyncio.to_thread(doctor, *of(healthy))
-    assert load.answered > 20
-    assert (said.findings, said.unchecked, said.exit_code) == ([], [], 0)
-
-
 def test_without_the_state_directory_it_finds_replicas_in_redis_and_says_which_gateways_it_missed(
     healthy: Cluster,
 ) -> None:
     said = doctor("--redis-url", healthy.redis_url, "--gateway", healthy.gateway_urls[0])
     assert (said.findings, said.exit_code) == ([], 0)
     assert [each["subject"].split(".")[0] for each in said.unchecked] == ["gateway gw1"]
-
-
-async def test_a_policy_that_evicts_ownership_is_found(healthy: Cluster, store: redis.Redis) -> None:
-    await store.config_set(POLICY, "allkeys-lru")
-    try:
-        said = doctor(*of(healthy))
-    finally:
-        await store.config_set(POLICY, "noeviction")
-    assert (said.found(), said.exit_code) == ({("redis-evicts-all", "Redis")}, 1)
-    assert said.findings[0]["fix"].startswith("redis-cli CONFIG SET maxmemory-policy volatile-lru")
-
-
-async def test_chunks_without_a_ttl_are_found_and_with_one_they_are_not(healthy: Cluster, store: redis.Redis) -> None:
-    await store.config_set(POLICY, "volatile-lru")
-    await store.config_set("maxmemory", "512mb")
-    await store.mset(dict.fromkeys(CHUNKS, "kv"))
-    try:
-        without = doctor(*of(healthy))
-        for chunk in CHUNKS:
-            await store.expire(chunk, 600)
-        with_one = doctor(*of(healthy))
-    finally:
-        await store.delete(*CHUNKS)
-        await store.config_set("maxmemory", "0")
-        await store.config_set(POLICY, "noeviction")
-    assert (without.found(), without.exit_code) == ({("chunks-without-ttl", "LMCache's chunks")}, 1)
-    assert (with_one.findings, with_one.exit_code) == ([], 0)
 
 
 def test_a_replica_that_hangs_is_found_and_what_it_did_not_tell_is_said(healthy: Cluster) -> None:
@@ -190,56 +152,6 @@ async def test_an_agent_that_was_killed_is_found_until_it_is_back(healthy: Clust
         agent.start()
     await eventually(lambda: all_exact(healthy))
     assert doctor(*of(healthy)).findings == []
-
-
-def test_a_gateway_that_hangs_is_found(healthy: Cluster) -> None:
-    healthy.signal_gateway(1, signal.SIGSTOP)
-    try:
-        said = doctor(*of(healthy))
-    finally:
-        healthy.signal_gateway(1, signal.SIGCONT)
-    assert "gateway-unreachable" in {finding["code"] for finding in said.findings}
-    assert said.exit_code == 1
-
-
-async def test_a_gateway_with_other_settings_is_found_by_the_section_that_differs(healthy: Cluster) -> None:
-    async with another_gateway(healthy, "gw7", policy={"name": "round_robin"}) as other:
-        said = doctor(*of(healthy), "--gateway", other.url, "--gateway", healthy.gateway_urls[0])
-    differs = [finding for finding in said.findings if finding["code"] == "gateway-settings-differ"]
-    assert [finding["what"] for finding in differs] == ["`policy` is not the same: gw0 | gw7"]
-    assert said.exit_code == 1
-
-
-async def test_a_gateway_in_another_database_is_found(healthy: Cluster) -> None:
-    async with another_gateway(healthy, "gw8", redis={"url": f"{healthy.redis_url}/1"}) as other:
-        said = doctor(*of(healthy), "--gateway", other.url)
-    assert ("gateway-in-other-redis", "gateway gw8") in said.found()
-
-
-async def test_gateways_with_different_salts_are_found_by_the_keys_that_they_give_one_prompt(
-    healthy: Cluster,
-) -> None:
-    def security(secret: str) -> dict[str, Any]:
-        key = {"name": "ops", "sha256": sha256(b"ops-key").hexdigest(), "tenant": "ops", "admin": True}
-        return {"api_keys": [key], "cache_salt_secret": secret}
-
-    async with (
-        another_gateway(healthy, "gw5", security=security("a secret of sixteen")) as one,
-        another_gateway(healthy, "gw6", security=security("another of sixteen.")) as other,
-    ):
-        options = (*of(healthy), "--gateway", one.url, "--gateway", other.url)
-        said, without_key = doctor(*options, KVGATE_API_KEY="ops-key"), doctor(*options)
-    assert ("gateway-keys-differ", "gateways") in said.found()
-    assert [each["what"] for each in without_key.unchecked].count("whether its keys are the others'") == 2
-    assert "gateway-settings-differ" not in {finding["code"] for finding in said.findings}
-
-
-def test_a_redis_that_is_away_is_found_by_itself_too(healthy: Cluster) -> None:
-    away = f"redis://127.0.0.1:{free_ports(1)[0]}"
-    said = doctor("--redis-url", away, "--gateway", healthy.gateway_urls[0])
-    assert ("redis-unreachable", "Redis") in said.found()
-    assert said.exit_code == 1
-    assert doctor("--redis-url", away).exit_code == 1
 
 
 ODD = {

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from bench.cluster import Cluster
 from tests.cluster.clients import CHAT, HeldStream, ask, chat, held_stream, prose
@@ -35,12 +31,6 @@ def matched_tokens(answer: httpx.Response) -> int:
 def cached_tokens(answer: httpx.Response) -> int:
     details = answer.json()["usage"]["prompt_tokens_details"] or {}  # engines leave out a zero
     return int(details.get("cached_tokens", 0))
-
-
-def picture(color: tuple[int, int, int]) -> str:
-    buffer = io.BytesIO()
-    Image.new("RGB", (256, 256), color).save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 @asynccontextmanager
@@ -84,24 +74,6 @@ async def test_a_conversation_stays_with_its_replica_whichever_gateways_it_comes
     assert cached[1] > 0
 
 
-async def test_an_image_is_asked_about_where_it_was_seen_and_another_one_is_not_mistaken_for_it(
-    cluster: Cluster, http: httpx.AsyncClient
-) -> None:
-    def about(color: tuple[int, int, int], question: str) -> dict[str, Any]:
-        parts = [{"type": "image_url", "image_url": {"url": picture(color)}}, {"type": "text", "text": question}]
-        return {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": parts}]}
-
-    urls = cluster.gateway_urls
-    seen = await http.post(urls[0] + CHAT, json=about((10, 20, 30), "What is this?"))
-    again = await http.post(urls[1] + CHAT, json=about((10, 20, 30), "Which colour has it?"))
-    other = await http.post(urls[2] + CHAT, json=about((30, 20, 10), "What is this?"))
-    assert replica_of(again) == replica_of(seen)
-    assert matched_tokens(again) > 0
-    assert cached_tokens(again) > 0
-    assert matched_tokens(other) == 0
-    assert cached_tokens(other) < 64
-
-
 async def test_cold_prompts_that_arrive_everywhere_at_once_do_not_herd(
     cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger
 ) -> None:
@@ -132,18 +104,6 @@ async def is_drained(ledger: Ledger) -> bool:
     return sums.are_zero
 
 
-async def test_round_robin_takes_turns_over_all_gateways_together(cluster: Cluster, http: httpx.AsyncClient) -> None:
-    answers = [
-        await http.post(
-            cluster.gateway_urls[n % 2] + CHAT, json=chat(f"turn {n}"), headers={"x-kvgate-policy": "round_robin"}
-        )
-        for n in range(9)
-    ]
-    replicas = [replica_of(answer) for answer in answers]
-    assert replicas[:3] * 3 == replicas
-    assert sorted(replicas[:3]) == ["r0", "r1", "r2"]
-
-
 @pytest.mark.parametrize("policy", ["consistent_hash", "prefix_kv_aware"])
 async def test_every_gateway_decides_alike(cluster: Cluster, http: httpx.AsyncClient, policy: str) -> None:
     headers = {"x-kvgate-policy": policy}
@@ -151,17 +111,6 @@ async def test_every_gateway_decides_alike(cluster: Cluster, http: httpx.AsyncCl
         body = chat(prose(f"decided alike by {policy} {n}"))
         answers = [await http.post(url + CHAT, json=body, headers=headers) for url in cluster.gateway_urls]
         assert len({replica_of(answer) for answer in answers}) == 1
-
-
-async def test_explain_tells_the_same_everywhere_and_places_nothing(
-    cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger
-) -> None:
-    text = prose("explained")
-    answered = await ask(http, cluster.gateway_urls[0], text)
-    explained = [(await http.post(f"{url}/v1/route/explain", json=chat(text))).json() for url in cluster.gateway_urls]
-    assert {one["choice"]["replica"] for one in explained} == {replica_of(answered)}
-    assert len({one["replicas"][0]["matched_keys"] for one in explained}) == 1
-    await eventually(lambda: is_drained(ledger))
 
 
 async def test_an_unknown_model_leaves_no_trace(cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger) -> None:

@@ -39,21 +39,6 @@ class Waiting:
             await echo(exchange)
 
 
-@pytest.mark.parametrize("path", [b"/get", b"/stream"])
-async def test_a_client_that_has_closed_its_half_gets_its_answer(served: Served, path: bytes) -> None:
-    served.handle = waiting = Waiting()
-    async with served.client() as (reader, writer):
-        writer.write(GET.replace(b"/get", path))
-        await eventually(lambda: served.state.tasks)
-        writer.write_eof()
-        for _ in range(3):  # the server checks again and again whether the client is still there
-            assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == PROBE
-        waiting.go_on.set()
-        said = await asyncio.wait_for(reader.read(), 5)
-    assert said.replace(PROBE, b"").startswith(b"HTTP/1.1 200 OK")
-    assert said.endswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n" if path == b"/stream" else b"GET /get  0")
-
-
 async def test_a_client_that_has_closed_its_half_gets_all_answers_that_it_asked_for(served: Served) -> None:
     served.handle = waiting = Waiting()
     async with served.client() as (reader, writer):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import time
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
@@ -34,25 +31,6 @@ async def test_wherever_the_bytes_are_split_the_request_is_the_same(served: Serv
             await writer.drain()
             await asyncio.sleep(0)
         assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"POST /x  4")
-
-
-async def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
-    first = asyncio.Event()
-
-    async def slow_first(exchange: Exchange) -> None:
-        if exchange.path == "/0":
-            await first.wait()
-        await echo(exchange)
-
-    served.handle = slow_first
-    requests = [b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx" % n for n in range(3)]
-    async with served.client() as (reader, writer):
-        writer.write(b"".join(requests))
-        await asyncio.sleep(0.05)
-        first.set()
-        for number in range(3):
-            await reader.readuntil(b"\r\n\r\n")
-            assert await reader.readexactly(10) == b"POST /%d  1" % number
 
 
 async def test_a_stream_is_chunked_and_without_chunks_for_http_1_0(served: Served) -> None:
@@ -105,14 +83,6 @@ async def test_a_client_that_waits_for_it_is_told_to_go_on(served: Served) -> No
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"hi")
         assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-
-
-async def test_every_answer_says_when_it_was_made(served: Served) -> None:
-    for request in (b"GET / HTTP/1.1\r\nhost: x\r\n" + CLOSE + b"\r\n", b"no HTTP\r\n\r\n"):
-        said = await served.says(request)
-        date = re.search(rb"\r\ndate: ([^\r]+)\r\n", said)
-        assert date is not None
-        assert abs(parsedate_to_datetime(date[1].decode()).timestamp() - time.time()) < 30
 
 
 async def test_a_client_that_hangs_up_stops_its_handler(served: Served) -> None:
@@ -235,15 +205,6 @@ async def test_a_server_that_stops_lets_answers_end(served: Served) -> None:
         said = await asyncio.wait_for(reader.read(), 5)
         assert b"connection: close" in said
         assert said.endswith(b"GET /  0")
-
-
-async def test_an_upgrade_is_not_agreed_to(served: Served) -> None:
-    asked = (
-        b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: \r\n\r\n"
-    )
-    async with served.client() as (reader, writer):
-        writer.write(asked)
-        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
 
 
 async def test_a_handler_that_fails_ends_the_connection_and_the_log_says_where(served: Served) -> None:

@@ -41,25 +41,6 @@ def test_bodies_that_are_still_coming_take_no_request_its_place(monkeypatch: pyt
     assert repr(admission) == "<Admission 0 uploads, 1 in flight, 0 bytes held>"
 
 
-def test_bytes_are_limited_for_one_body_and_for_all() -> None:
-    admission = Admission(LimitSettings(max_body_bytes=2048, max_buffered_bytes=3000))
-    slot = admission.admit("a")
-    slot.hold(2000)
-    with pytest.raises(ApiError) as too_large:
-        slot.check_size(2100)
-    with pytest.raises(ApiError) as too_many:
-        admission.admit("b").hold(2000)
-    assert (too_large.value.status, too_many.value.status) == (413, 429)
-    with slot.holding(500):
-        assert repr(admission) == "<Admission 0 uploads, 0 in flight, 2500 bytes held>"
-    slot.set_held_bytes(500)
-    assert not admission.try_hold(2501)
-    assert admission.try_hold(2500)
-    slot.release()
-    admission.let_go(2500)
-    assert repr(admission) == EMPTY
-
-
 def test_what_is_refused_for_a_while_is_not_held() -> None:
     admission = Admission(LimitSettings(max_buffered_bytes=1024))
     slot = admission.admit("a")

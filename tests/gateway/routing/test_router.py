@@ -71,16 +71,6 @@ async def test_a_replica_that_fails_is_avoided_until_it_answers_again() -> None:
         assert (await place(router, affinity)).replica == first.replica
 
 
-async def test_a_replica_that_fails_one_request_in_five_is_not_avoided() -> None:
-    router = lonely_router()
-    first = await place(router, b"a" * 16)
-    for _ in range(2 * FAILURES):
-        for _ in range(4):
-            router.succeeded(first)
-        router.failed(first)
-    assert (await place(router, b"a" * 16)).replica == first.replica
-
-
 async def test_an_answer_that_breaks_off_is_not_one_that_ended_well() -> None:
     router = lonely_router()
     first = await place(router, b"a" * 16)
