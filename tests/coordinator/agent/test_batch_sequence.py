@@ -57,6 +57,15 @@ def test_a_replay_that_was_given_up_is_asked_on_for_though_nothing_waits_for_it(
     assert not sequence.asking
 
 
+def test_a_batch_had_before_is_dropped_and_one_published_later_is_another_engines() -> None:
+    sequence = begun(upto_seq=5)
+    assert sequence.live(1, batch(101), reconnected=False) == []
+    assert sequence.duplicates == 1
+    assert sequence.live(1, batch(200), reconnected=False) == [Restarted()]
+    assert sequence.ask() == 0
+    assert replay(sequence, (0, 199), (1, 200)) == [received(0, 199), received(1, 200)]
+
+
 def test_the_next_batch_from_before_the_last_one_is_delivered_if_the_engine_knows_it() -> None:
     sequence = begun(upto_seq=2)
     assert sequence.live(2, batch(50), reconnected=False) == []
