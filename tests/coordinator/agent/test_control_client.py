@@ -9,11 +9,9 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
 
 from coordinator.agent.control_client import ControlClient, ControlError
 from tests.gateway.upstream.conftest import RawReplica
-from tests.web_server import serving
 
 
 @pytest.fixture
@@ -51,26 +49,6 @@ async def test_an_idle_connection_that_the_server_closes_meanwhile_is_no_failure
     assert raw.connections == 2
 
 
-async def test_no_cookie_is_sent_back(raw: RawReplica, client: ControlClient) -> None:
-    raw.reply = b"HTTP/1.1 200 OK\r\nset-cookie: sticky=r7; Path=/\r\ncontent-length: 0\r\n\r\n"
-    for _ in range(2):
-        await client.get(raw.url, 60)
-    assert len(raw.heads) == 2
-    assert not any(b"sticky" in head for head in raw.heads)
-
-
-async def test_json_is_posted_with_the_key(client: ControlClient) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        said = {"key": request.headers["authorization"], "type": request.content_type, "json": await request.json()}
-        return web.json_response(said)
-
-    app = web.Application()
-    app.router.add_post("/detokenize", answer)
-    async with serving(app) as url:
-        said = await client.post_json(url + "/detokenize", {"tokens": [1]}, 60)
-    assert said == {"key": "Bearer secret", "type": "application/json", "json": {"tokens": [1]}}
-
-
 @pytest.mark.parametrize(
     ("url", "why"),
     [
@@ -99,17 +77,6 @@ async def test_the_limit_of_time_is_that_of_the_whole_call(raw: RawReplica, clie
     raw.serve = slow
     with pytest.raises(ControlError, match=r"TimeoutError"):
         await client.get(raw.url, 0.2)
-
-
-@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab", b"nonsense\r\n\r\n"])
-async def test_an_answer_that_breaks_off_is_an_error(raw: RawReplica, client: ControlClient, reply: bytes) -> None:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await raw.head(reader)
-        writer.write(reply)
-
-    raw.serve = once
-    with pytest.raises(ControlError, match="GET http"):
-        await client.get(raw.url, 60)
 
 
 async def test_an_answer_without_an_end_is_given_up(raw: RawReplica, client: ControlClient) -> None:

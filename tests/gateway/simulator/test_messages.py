@@ -22,35 +22,6 @@ async def stream_events(replica: RunningReplica, body: dict[str, Any]) -> list[d
     return [orjson.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
-async def test_a_message_is_the_chat_answer_in_anthropics_shape(replica: RunningReplica) -> None:
-    _, message = await replica.post("/v1/messages", _BODY)
-    chat_messages = [{"role": "system", "content": _BODY["system"]}, *_BODY["messages"]]
-    _, chat = await replica.post("/v1/chat/completions", {"model": "sim", "max_tokens": 3, "messages": chat_messages})
-    assert message["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
-    assert message["stop_reason"] == "max_tokens"
-    assert message["usage"] == {"input_tokens": chat["usage"]["prompt_tokens"], "output_tokens": 3}
-    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    _, count = await replica.post("/v1/messages/count_tokens", _BODY)
-    assert count == {"input_tokens": chat["usage"]["prompt_tokens"]}
-
-
-async def test_a_stream_goes_from_message_start_to_message_stop(replica: RunningReplica) -> None:
-    _, plain = await replica.post("/v1/messages", _BODY)
-    events = await stream_events(replica, _BODY)
-    assert [event["type"] for event in events] == [
-        "message_start",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_delta",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
-    assert "".join(event["delta"]["text"] for event in events[2:5]) == plain["content"][0]["text"]
-    assert events[6]["usage"] == plain["usage"]
-
-
 async def test_tools_images_and_tool_results_are_understood(replica: RunningReplica) -> None:
     media_type, data = data_url(1).removeprefix("data:").split(";base64,")
     body = {

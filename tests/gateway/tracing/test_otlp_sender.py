@@ -21,7 +21,7 @@ from gateway.metrics.fast_counters import FastCounter
 from gateway.settings.tracing_settings import TracingSettings
 from gateway.tracing import backend, otlp_sender
 from gateway.tracing.otel_variables import OtelVariables
-from gateway.tracing.otlp_sender import Losses, OtlpSender
+from gateway.tracing.otlp_sender import OtlpSender
 from gateway.tracing.tracing import Tracing
 from tests.certificates import self_signed
 from tests.otlp import Receiver
@@ -89,16 +89,6 @@ async def test_traces_that_find_no_room_are_lost_and_the_others_come_when_the_ba
     assert no_room == ("traces are not sent", "no room in the queue", 1)
     assert failing == ("traces are not sent", "status 503", 2)
     assert again == ("traces are sent again", None, 2)
-
-
-async def test_a_whole_batch_does_not_wait_for_its_time(received: Receiver) -> None:
-    async with sending(received.url, replace(SOON, delay_s=3600, batch=2)) as sender:
-        for number in range(5):
-            sender.put(f"t{number}")
-        await eventually(lambda: len(received.spans) == 4)
-        sender.put("t5")
-        await eventually(lambda: len(received.spans) == 6)
-    assert len(received.keys) == 3
 
 
 async def test_traces_that_are_sent_again_are_written_once(received: Receiver) -> None:
@@ -191,19 +181,6 @@ async def test_a_batch_that_breaks_the_connection_holds_up_no_other(received: Re
     assert lost() - before == 1
 
 
-def test_the_log_tells_each_reason_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = Losses()
-    with capture_logs() as told:
-        for _ in range(3):
-            losses.tell("status 503", 1)
-            losses.tell("status 429", 1)
-            losses.end()
-        monkeypatch.setattr(otlp_sender, "_TELLS_AGAIN_S", 0)
-        losses.tell("status 503", 1)
-    events = [line.get("reason", "again") for line in told]
-    assert events == ["status 503", "status 429", "again", "status 503"]
-
-
 def test_what_sending_imports_is_imported_at_the_start(received: Receiver) -> None:
     code = """if True:
         import sys, uvloop, gateway.server
@@ -267,33 +244,6 @@ async def test_traces_go_through_the_proxy_of_the_environment(
     async with sending("http://nowhere.invalid/v1/traces", replace(SOON, proxies=of_environment())) as sender:
         sender.put("passed on")
     assert [span["name"] for span in received.spans] == ["passed on"]
-
-
-async def test_a_proxy_that_cannot_be_used_loses_traces_and_stops_no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "nonsense://[")
-    before = lost()
-    async with sending("http://127.0.0.1:9/v1/traces", replace(SOON, proxies=of_environment())) as sender:
-        sender.put("one")
-        await eventually(lambda: lost() - before == 1)
-
-
-async def test_a_backend_that_closes_each_connection_without_a_word_gets_all() -> None:
-    taken, before = list[bytes](), lost()
-
-    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        size = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        taken.append(await reader.readexactly(size))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
-
-    async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/traces"
-        async with sending(url, replace(SOON, batch=1)) as sender:
-            for number in range(20):
-                sender.put(f"t{number}")
-            await eventually(lambda: len(taken) == 20)
-    assert lost() == before
 
 
 async def test_what_nobody_has_thought_of_loses_a_batch_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gateway.ops.local.errors import ClusterError
-from gateway.ops.local.ports import free_ports, lock_port, lock_state_dir, require_free
+from gateway.ops.local.ports import lock_port, lock_state_dir, require_free
 from gateway.ops.local.processes import Children, wait_until
 
 
@@ -35,11 +33,6 @@ def test_a_locked_port_names_its_holder_and_the_way_out(tmp_path: Path) -> None:
     os.close(lock.fd)
 
 
-def test_another_port_is_another_lock() -> None:
-    for lock in (lock_port(8080, Path("/first")), lock_port(8081, Path("/second"))):
-        os.close(lock.fd)
-
-
 async def test_a_lock_is_held_until_the_last_inheriting_process_is_gone(tmp_path: Path) -> None:
     lock = lock_state_dir(tmp_path)
     children = Children(os.environ, die_with_parent=False)
@@ -55,14 +48,6 @@ async def test_a_lock_is_held_until_the_last_inheriting_process_is_gone(tmp_path
         assert await wait_until(lambda: not child.is_alive(), 20)
         children.newly_exited()  # reaps it
     os.close(lock_state_dir(tmp_path).fd)
-
-
-def test_a_lock_file_with_other_text_still_says_that_it_is_held(tmp_path: Path) -> None:
-    lock = lock_state_dir(tmp_path)
-    (tmp_path / "lock").write_text("not json")
-    with pytest.raises(ClusterError, match="pid unknown"):
-        lock_state_dir(tmp_path)
-    os.close(lock.fd)
 
 
 def test_a_lock_file_is_never_opened_through_a_link(tmp_path: Path) -> None:
@@ -89,36 +74,3 @@ def test_what_one_was_given_and_does_not_use_yet_nobody_else_is_given() -> None:
     ]
     given = [port for each in begun for port in each.communicate()[0].split()]
     assert len(set(given)) == len(given) == 3 * 40
-
-
-@pytest.mark.parametrize("text", ["", "garbage and more of it", "99999", "31999"])
-def test_whatever_the_file_of_the_last_port_holds_ports_are_handed_out(tmp_path: Path, text: str) -> None:
-    (tmp_path / "kvgate-last-port").write_text(text)
-    first, second = free_ports(3), free_ports(3)
-    assert len({*first, *second}) == 6
-
-
-def a_link(path: Path) -> None:
-    path.symlink_to("/dev/full")
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, a_link], ids=["a folder", "a pipe", "a link"])
-def test_ports_are_handed_out_where_the_last_one_cannot_be_kept(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / "kvgate-last-port")
-    assert len(set(free_ports(3))) == 3
-
-
-def test_nobody_who_keeps_the_last_port_to_himself_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.ops.local.ports._TURN_POLLS", 2)
-    with (tmp_path / "kvgate-last-port").open("w") as kept:
-        fcntl.flock(kept, fcntl.LOCK_EX)
-        assert len(set(free_ports(3))) == 3
-
-
-def test_free_ports_are_distinct_and_can_be_bound() -> None:
-    ports = free_ports(8)
-    assert len(set(ports)) == 8
-    for port in ports:
-        require_free("127.0.0.1", port)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,56 +91,6 @@ async def test_secrets_are_in_a_childs_environment_and_not_on_its_command_line(
     proc = Path(f"/proc/{child.pid}")
     assert b"KVGATE_REDIS_URL=redis://:password@h" in (proc / "environ").read_bytes().split(b"\0")
     assert b"password" not in (proc / "cmdline").read_bytes()
-
-
-async def test_a_process_that_does_not_stop_is_killed(children: Children, tmp_path: Path) -> None:
-    deaf = await speaking(children.start("redis", "redis", DEAF, tmp_path / "log"))
-    stopped = await stop([deaf])
-    assert not deaf.is_alive()
-    assert str(stopped) == "stopped 1 process, had to kill redis"
-
-
-async def test_a_stopped_process_is_not_stopped_again(children: Children, tmp_path: Path) -> None:
-    process = await speaking(children.start("gateway", "gw0", SLEEP, tmp_path / "log"))
-    await stop([process])
-    assert (await stop([process])).running == 0
-
-
-async def test_an_exit_is_reported_once_with_its_code(children: Children, tmp_path: Path) -> None:
-    quits = children.start("gateway", "gw0", [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
-    assert await wait_until(lambda: not quits.is_alive(), 20)
-    assert children.newly_exited() == [(quits, 3)]
-    assert children.newly_exited() == []
-
-
-@pytest.fixture
-def doomed_parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Process]]:
-    """A process that has started a child which dies with it, and that child."""
-    parent_code = f"""
-import os, pathlib, signal
-from gateway.ops.local.processes import Children
-children = Children(os.environ, die_with_parent=True)
-child = children.start("redis", "redis", {SLEEP!r}, pathlib.Path({str(tmp_path / "log")!r}))
-print(child.pid, child.start_ticks, flush=True)
-signal.pause()
-"""
-    with subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid, start_ticks = map(int, parent.stdout.readline().split())
-        child = Process("redis", "redis", pid, start_ticks, tmp_path / "log")
-        yield parent, child
-        parent.kill()
-        child.signal(signal.SIGKILL)
-
-
-async def test_children_die_with_a_parent_that_is_killed(
-    doomed_parent: tuple[subprocess.Popen[str], Process],
-) -> None:
-    parent, child = doomed_parent
-    await speaking(child)
-    assert child.is_alive()
-    parent.kill()
-    assert await wait_until(lambda: not child.is_alive(), 20)
 
 
 def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:

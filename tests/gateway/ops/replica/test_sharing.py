@@ -14,10 +14,8 @@ from gateway.ops.replica.sharing import (
     DoesNotFit,
     Pace,
     chunk_tokens,
-    chunks_of,
     pace,
     problem_of_chunk,
-    usual_chunk_tokens,
 )
 
 TOKEN_BYTES = st.integers(min_value=256, max_value=2**20)
@@ -51,17 +49,6 @@ def test_a_chunk_is_whole_blocks_of_1_to_4_mib_or_refused_for_its_block(token_by
     assert problem_of_chunk(tokens, token_bytes, block) is None
 
 
-@given(TOKEN_BYTES, BLOCK_TOKENS)
-def test_a_chunk_has_no_more_tokens_than_usual_unless_it_were_too_small(token_bytes: int, block: int) -> None:
-    if token_bytes * block <= LARGEST_CHUNK_BYTES:
-        tokens = chunk_tokens(token_bytes, block)
-        assert tokens <= usual_chunk_tokens(block) or (tokens - block) * token_bytes < SMALLEST_CHUNK_BYTES
-
-
-def test_without_redis_a_chunk_is_whole_blocks_too() -> None:
-    assert [usual_chunk_tokens(block) for block in (16, 48, 512)] == [256, 240, 512]
-
-
 @given(st.integers(1, 5000), st.floats(0.2, 60))
 def test_a_redis_that_never_answers_holds_a_prompt_up_no_longer_than_allowed(chunks: int, max_stall_s: float) -> None:
     try:
@@ -93,9 +80,3 @@ def test_a_prompt_of_too_many_chunks_is_refused_with_the_stall_that_it_would_mea
     with pytest.raises(DoesNotFit, match=r"hold it up for 3\.2 s: raise max_stall_s"):
         pace(4096, 2.0)
     assert pace(4096, 3.2) == Pace(128, 0.05)
-
-
-def test_every_gpu_has_chunks_of_its_own() -> None:
-    assert chunks_of(32_768, 64, 1) == 512
-    assert chunks_of(32_768, 64, 4) == 2048
-    assert chunks_of(100, 512, 1) == 1  # a prompt shorter than a chunk costs at most one useless lookup
