@@ -1,4 +1,4 @@
-"""Requests of arbitrary JSON are always answered, and never with a 5xx."""
+"""Damaged requests are answered, never with a 5xx. (gateway/prompt/test_prompt_fuzz.py reads arbitrary JSON.)"""
 
 from __future__ import annotations
 
@@ -7,27 +7,14 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.api.stage import Stage, chat_body
 from tests.gateway.simulator.pictures import data_url
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/tokenize"]
-PATHS += ["/v1/rerank", "/v1/score", "/v1/nonesuch", "/v1/route/explain"]
-MUTATIONS = 1500
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages"]
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-anything = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-FIELDS = (
-    "model messages prompt input tools tool_choice stream stream_options cache_salt system max_tokens n session_id "
-    "previous_response_id query documents text_1 reasoning instructions"
-)
-fields = st.sampled_from(FIELDS.split())
+MUTATIONS = 800
+
 SEED: dict[str, Any] = chat_body(
     [
         {"type": "text", "text": "Look:"},
@@ -76,13 +63,6 @@ def check(stage: Stage, path: str, body: bytes) -> None:
         assert answer.json()["error"]["code"], answer.text
 
 
-@settings(max_examples=700, database=None)
-@given(path=st.sampled_from(PATHS), body=st.dictionaries(fields, anything, max_size=5))
-def test_any_fields_of_any_type_are_answered(stage: Stage, path: str, body: dict[str, Any]) -> None:
-    content = json.dumps({"model": "sim", **body}, ensure_ascii=False)
-    check(stage, path, content.encode("utf-8", "surrogatepass"))
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_request_with_anything_wrong_in_it_is_answered(stage: Stage, seed: int) -> None:
     rng = random.Random(seed)
@@ -92,7 +72,7 @@ def test_a_request_with_anything_wrong_in_it_is_answered(stage: Stage, seed: int
         if rng.random() < 0.3:
             at = rng.randrange(len(content))
             content = content[:at] + rng.randbytes(rng.randrange(3)) + content[at + rng.randrange(3) :]
-        check(stage, rng.choice(PATHS[:3]), content)
+        check(stage, rng.choice(PATHS), content)
 
 
 def mutated(rng: random.Random, value: Any) -> Any:

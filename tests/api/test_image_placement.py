@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.stage import Stage, fresh, text
+from tests.api.stage import Stage, text
 from tests.gateway.simulator.pictures import data_url
 
 SIDE = (640, 640)
@@ -43,14 +43,6 @@ def test_the_same_image_after_another_text_differs(stage: Stage) -> None:
     assert other.cached_tokens < 16
 
 
-def test_another_image_after_the_same_text_shares_the_text_alone(stage: Stage) -> None:
-    before = text(8000)
-    stage.chat(marked(before, data_url(42, SIDE), "What is it?"))
-    other = stage.chat(marked(before, data_url(43, SIDE), "What is it?"), gateway=1)
-    assert 1500 < other.matched_tokens < 2000 + IMAGE_TOKENS / 2
-    assert 1900 < other.cached_tokens <= 2100
-
-
 @pytest.mark.parametrize("again", ["line breaks", "parameters", "capitals"])
 def test_the_same_image_in_another_data_url_is_the_same(stage: Stage, again: str) -> None:
     before = text(400)
@@ -67,29 +59,6 @@ def test_the_same_image_in_another_data_url_is_the_same(stage: Stage, again: str
     assert same.replica == first.replica
     assert same.matched_tokens > IMAGE_TOKENS * 0.5
     assert same.cached_tokens > IMAGE_TOKENS
-
-
-def test_an_http_image_is_known_by_its_url(stage: Stage) -> None:
-    before, url = text(400), f"https://pictures.example/{fresh('cat')}.png"
-    first = stage.chat(marked(before, url, "What is it?"))
-    assert first.matched_tokens == 0
-    same = stage.chat(marked(before, url, "Which colour?"), gateway=1)
-    assert (same.replica, same.decision[:3]) == (first.replica, "hit")
-    assert same.cached_tokens > IMAGE_TOKENS
-    other = stage.chat(marked(before, url + "?v=2", "What is it?"), gateway=1)
-    assert other.matched_tokens < 200
-    assert other.cached_tokens < 200
-
-
-def test_the_order_of_images_counts(stage: Stage) -> None:
-    before = text(400)
-    pair = [image(data_url(45, SIDE)), image(data_url(46, SIDE))]
-    first = stage.chat([words(before), *pair])
-    again = stage.chat([words(before), *pair, words("More?")], gateway=1)
-    assert (again.replica, again.cached_tokens > 2 * IMAGE_TOKENS) == (first.replica, True)
-    swapped = stage.chat([words(before), *reversed(pair)], gateway=1)
-    assert swapped.cached_tokens < IMAGE_TOKENS
-    assert swapped.matched_tokens < 200
 
 
 def test_images_of_one_conversation_stay_together_with_messages_of_anthropics_form(stage: Stage) -> None:

@@ -54,14 +54,6 @@ def test_a_clients_salt_separates_within_its_tenant(guarded: Stage) -> None:
     assert cached_tokens(guarded, "anna", chat_body(context, cache_salt="one")) > 900
 
 
-def test_the_map_keeps_tenants_apart_as_the_engine_does(guarded: Stage) -> None:
-    body = chat_body(text())
-    cached_tokens(guarded, "alice", body)
-    assert guarded.explain(body, headers=bearer("root"))["choice"]["why"] == "cold"
-    cached_tokens(guarded, "root", body)
-    assert guarded.explain(body, headers=bearer("root"))["choice"]["why"] == "hit"
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -122,13 +122,6 @@ def test_a_schema_without_a_type_is_that_of_an_object() -> None:
     assert keys(HELLO, tools=[{"name": "f", "input_schema": {}}]) == chat_keys(HELLO, tools=[tool])
 
 
-def test_a_clients_uuid_is_dropped_from_every_block() -> None:
-    result = {"type": "tool_result", "uuid": "x", "content": [text("a", uuid="x"), {**IMAGE, "uuid": "x"}]}
-    body = {"system": [text("a", uuid="x")], "messages": [said({**IMAGE, "uuid": "x"}, text("a", uuid="x"), result)]}
-    assert read(body).body_changed
-    assert "uuid" not in repr(body)
-
-
 def image_from(**source: Any) -> dict[str, Any]:
     return {"type": "image", "source": source}
 

@@ -11,7 +11,6 @@ from gateway.prompt import Prompt, PromptLimits, read_prompt
 
 SYSTEM = {"role": "system", "content": "be brief"}
 HELLO = {"role": "user", "content": "hello"}
-DATA_URL = "data:image/png;base64,iVBORw0KGgo="
 
 
 def read(path: str, body: dict[str, Any]) -> Prompt:
@@ -66,14 +65,6 @@ def test_an_embedding_of_messages_is_the_chain_of_its_first_conversation(body: d
     assert prompt.keys != read("/v1/chat/completions", {"messages": [HELLO]}).keys
 
 
-def test_every_conversation_of_a_batch_loses_the_clients_uuids() -> None:
-    parts = [{"type": "image_url", "image_url": {"url": "http://x/a"}, "uuid": "x"} for _ in range(3)]
-    conversations = [[{"role": "user", "content": [part]}] for part in parts]
-    assert read("/v1/embeddings", {"messages": conversations}).body_changed
-    assert not any("uuid" in part for part in parts)
-    read("/v1/embeddings", {"messages": [[HELLO], 5, [5, {"content": 5}, {"content": [5]}]]})
-
-
 def test_an_embedding_of_text_is_read_like_a_completion() -> None:
     prompt = read("/v1/embeddings", {"input": ["a" * 300, "b"]})
     assert prompt.text_bytes == [256, 300]
@@ -89,14 +80,6 @@ def test_rerank_and_score_are_the_query_then_the_documents() -> None:
         assert read("/v1/score", body).keys == read("/score", body).keys == ranked.keys
     assert read("/v1/score", {"text_1": ["q", "a"], "text_2": "b"}).keys[-1] != ranked.keys[-1]
     assert read("/v1/rerank", {"query": "q", "documents": ["a", "b"], "instruction": "i"}).keys != ranked.keys
-
-
-def test_documents_may_hold_images_and_lose_the_clients_uuids() -> None:
-    part = {"type": "image_url", "image_url": {"url": DATA_URL}, "uuid": "x"}
-    prompt = read("/score", {"text_1": "q", "text_2": {"content": [part]}})
-    assert prompt.images == [None]
-    assert prompt.body_changed
-    assert "uuid" not in part
 
 
 def test_many_documents_keep_the_querys_key() -> None:

@@ -91,19 +91,6 @@ def test_a_history_kept_by_the_engine_keeps_prompts_apart(history: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "item",
-    [
-        said({"type": "input_image", "image_url": DATA_URL, "uuid": "x"}),
-        said({"type": "input_text", "text": "a", "uuid": "x"}),
-        {"type": "web_search_call", "uuid": "x"},
-    ],
-)
-def test_a_clients_uuid_is_dropped(item: dict[str, Any]) -> None:
-    assert read({"input": [item]}).body_changed
-    assert "uuid" not in repr(item)
-
-
-@pytest.mark.parametrize(
     ("param", "body"),
     [
         ("input", {}),
