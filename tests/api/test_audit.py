@@ -12,7 +12,6 @@ import redis
 from bench.cluster import Cluster
 from coordinator.keys import PoolKeys
 from tests.api.stage import Stage, chat_body, running_agent, running_gateway, running_sims, text
-from tests.gateway.simulator.pictures import image_part
 from tests.polling import wait_until
 
 
@@ -154,20 +153,3 @@ def test_of_a_hybrid_engine_misses_decide_where_events_cannot(
         sims[0].fail("none")
         wait_until(lambda: stage.chat(prompt).matched_tokens > 900)
         assert stage.sample("kvgate_residency_doubts_total", replica="mixed") == 0
-
-
-def test_the_size_of_prompts_is_learned_from_what_the_engine_counted(stage: Stage) -> None:
-    size = (7, 5)  # almost no tokens by its pixels, but the engine has a minimum number of tokens per image
-
-    def pictures(first_shade: int) -> list[object]:
-        return [image_part(first_shade + n, size=size) for n in range(20)]
-
-    guessed = stage.explain(chat_body(pictures(100)))["chain"][-1]["tokens"]
-    counted = stage.chat(pictures(120)).prompt_tokens
-    assert guessed < counted / 2
-
-    def has_learned() -> bool:
-        estimate = stage.explain(chat_body(pictures(140)))["chain"][-1]["tokens"]
-        return bool(estimate == pytest.approx(counted, rel=0.05))
-
-    wait_until(has_learned)

@@ -180,15 +180,6 @@ async def abort_requests(stage: Stage, url: str) -> None:
     (await stage.http.post(f"{url}/abort_requests", json={})).raise_for_status()
 
 
-async def test_an_error_of_the_engine_reaches_the_client_once_with_its_message(stage: Stage) -> None:
-    text, owner = await stage.warm_prompt()
-    await stage.fail(owner, "error", after_tokens=3)
-    answer = await ask(stage.http, stage.urls[0], text, max_tokens=8, stream=True)
-    error = last_event(answer.text)["error"]
-    assert (error["code"], "Simulated failure with status 500" in error["message"]) == ("stream_broken", True)
-    assert (answer.text.count('"error"'), "[DONE]" in answer.text) == (1, False)
-
-
 async def test_killing_a_replica_breaks_its_streams_and_no_other(stage: Stage) -> None:
     text, owner = await stage.warm_prompt()
     other_text, other = await stage.warm_prompt()

@@ -49,18 +49,6 @@ async def test_a_client_that_hangs_up_before_the_first_byte_aborts_its_request(s
     await eventually(lambda: has_aborted(stage, before + 1))
 
 
-async def test_a_plain_request_is_aborted_while_it_generates(stage: Stage) -> None:
-    before = await aborted(stage)
-    body = chat(stage.new_prompt(), max_tokens=4000)
-    async with asyncio.TaskGroup() as group:
-        request = group.create_task(stage.http.post(stage.urls[0] + CHAT, json=body))
-        await eventually(lambda: is_running(stage, 1))
-        assert await stage.active_is(1)
-        request.cancel()
-    await eventually(stage.all_load_is_given_back, within_s=5)
-    await eventually(lambda: has_aborted(stage, before + 1))
-
-
 async def test_a_crowd_that_hangs_up_together_leaves_nothing_behind(stage: Stage) -> None:
     prompts = [stage.new_prompt() for _ in range(30)]
     async with asyncio.TaskGroup() as group:

@@ -61,28 +61,6 @@ async def test_a_stream_that_dies_between_its_headers_and_its_first_token_is_ret
     await served_elsewhere(stage, fault, reason, stream=True)
 
 
-async def test_what_an_engine_aborts_before_its_first_token_is_answered_by_others(stage: Stage) -> None:
-    """vLLM aborts when it is told to, to pause, to sleep or to stop. It answers with a status of 200 and no text."""
-    prompts = [await stage.warm_prompt(on="r0") for _ in range(6)]
-    r0 = prompts[0][1]
-    await stage.fail(r0, "stall")
-    async with asyncio.TaskGroup() as group:
-        asked = [
-            group.create_task(ask(stage.http, stage.urls[0], text, stream=n % 2 == 1))
-            for n, (text, _) in enumerate(prompts)
-        ]
-        await eventually(lambda: has_waiting(stage, r0.url, len(asked)))
-        (await stage.http.post(f"{r0.url}/abort_requests", json={})).raise_for_status()
-    assert all(is_complete(each.result()) and each.result().headers["x-kvgate-replica"] != "r0" for each in asked)
-    assert await stage.metric(stage.urls[0], "kvgate_retries_total", reason="aborted") >= len(asked)
-    assert await stage.ledger.breakers() == {}
-
-
-async def has_waiting(stage: Stage, url: str, count: int) -> bool:
-    load: dict[str, int] = (await stage.http.get(f"{url}/sim/load")).json()
-    return load["waiting"] + load["running"] == count
-
-
 async def test_a_plain_answer_that_breaks_off_half_way_is_retried_elsewhere(stage: Stage) -> None:
     await served_elsewhere(stage, {"mode": "cut"}, "reset", stream=False)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ from bench.cluster import running_cluster
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
 from tests.chaos.tenant_stage import TenantStage, api_keys
 from tests.cluster.clients import ask, held_stream
-from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
@@ -75,32 +71,6 @@ async def test_a_tenants_requests_in_flight_are_limited_over_all_gateways(stage:
     assert await stage.active("capped") == 0
 
 
-async def test_a_tenant_at_its_limit_holds_up_nobody_else(stage: LimitStage) -> None:
-    async with AsyncExitStack() as streams:
-        for number in range(MOST):
-            url = stage.urls[number % 2]
-            await streams.enter_async_context(held_stream(stage.tenants["capped"], url, stage.new_prompt()))
-        waiting = stage.ask("capped", 0)
-        await stage.waits(1)
-        for gateway in (0, 1):
-            answer = await stage.ask("free", gateway)
-            assert "waited_ms" not in answer.headers["x-kvgate-decision"]
-        assert not waiting.done()
-        await streams.pop_all().aclose()
-        assert (await waiting).status_code == 200
-
-
-async def test_a_killed_gateways_part_of_a_limit_is_free_again_within_seconds(stage: LimitStage) -> None:
-    async with another_gateway(stage.cluster, "doomed") as doomed, AsyncExitStack() as streams:
-        for _ in range(MOST):
-            await streams.enter_async_context(held_stream(stage.tenants["capped"], doomed.url, stage.new_prompt()))
-        waiting = stage.ask("capped", 1)
-        await stage.waits(1)
-        doomed.signal(signal.SIGKILL)
-        answer = await asyncio.wait_for(waiting, 10)
-        assert answer.status_code == 200
-
-
 async def test_requests_a_minute_are_counted_over_all_gateways_and_answers_say_how_many_are_left(
     stage: LimitStage,
 ) -> None:
@@ -155,23 +125,6 @@ async def test_a_long_answer_reserves_all_of_its_tokens_and_gives_back_those_tha
     await eventually(are_back)
 
 
-async def test_limits_count_again_after_the_store_was_away_with_what_was_used_meanwhile(stage: LimitStage) -> None:
-    async with AsyncExitStack() as streams:
-        for number in range(MOST):
-            url = stage.urls[number % 2]
-            await streams.enter_async_context(held_stream(stage.tenants["capped"], url, stage.new_prompt()))
-        stage.redis.kill()
-        assert [(await stage.ask("spare", 0)).status_code for _ in range(2)] == [200, 200]
-        stage.redis.start()
-        await eventually(lambda: is_active(stage, "capped", MOST))
-        waiting = stage.ask("capped", 1)
-        await stage.waits(1)
-        await streams.pop_all().aclose()
-        assert (await waiting).status_code == 200
-    await eventually(lambda: is_active(stage, "capped", 0))
-    assert int((await stage.ask("spare", 1)).headers["x-ratelimit-remaining-requests"]) < 5, "two were used meanwhile"
-
-
 async def test_without_the_store_each_gateway_keeps_its_share_of_the_limits(stage: LimitStage) -> None:
     stage.redis.kill()
     await eventually(lambda: has_fallen_back(stage))
@@ -194,7 +147,3 @@ async def test_without_the_store_each_gateway_keeps_its_share_of_the_limits(stag
 
 async def has_fallen_back(stage: LimitStage) -> bool:
     return all([(await stage.ready(url))["store"] == "fallback" for url in stage.urls])
-
-
-async def is_active(stage: LimitStage, tenant: str, count: int) -> bool:
-    return await stage.active(tenant) == count

@@ -80,15 +80,3 @@ async def test_a_server_of_one_rank_needs_no_rank_and_is_told_none(
                 assert answer.headers["x-kvgate-replica"] == name
         recent = (await state(http, server))["recent"]
         assert ["X-data-parallel-rank" in request["headers"] for request in recent] == [False, False]
-
-
-async def test_a_client_cannot_choose_the_rank(cluster: Cluster, http: httpx.AsyncClient, server: SimReplica) -> None:
-    only = [{"id": "rank1", "url": server.url, "dp_rank": 1}]
-    async with another_gateway(cluster, "ranked", replicas=only) as gateway:
-        await http.post(
-            f"{gateway.url}/v1/completions",
-            json={"model": "sim", "prompt": "hello"},
-            headers={"X-data-parallel-rank": "0"},
-        )
-        (request,) = (await state(http, server))["recent"]
-        assert request["headers"]["X-data-parallel-rank"] == "1"

@@ -13,7 +13,7 @@ import redis.asyncio as redis
 
 from bench.cluster import Cluster
 from coordinator.keys import PoolKeys, pool_slug
-from tests.cluster.clients import ask, held_stream, last_event
+from tests.cluster.clients import ask, held_stream
 from tests.cluster.gateways import GatewayProcess, another_gateway
 from tests.cluster.ledger import Ledger
 from tests.cluster.places import running_place
@@ -105,30 +105,6 @@ async def test_requests_that_wait_are_served_by_a_replica_that_comes_later(
 
 async def are_waiting(client: redis.Redis, model: str, count: int) -> bool:
     return sum(map(int, await client.hvals(PoolKeys(pool_slug(model)).waiting))) == count
-
-
-@pytest.mark.usefixtures("rare_checks")
-async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_breaks(
-    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    """Without the broken stream it would take 20 s: gateways read models and metrics at every fifth check."""
-    async with (
-        another_server(http, tmp_path, "--model", MODEL) as server,
-        another_gateway(cluster, "watchful", replicas=[{"id": "restarts", "url": server.url}]) as gateway,
-        redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
-    ):
-        ledger = Ledger(client, pool_slug(MODEL))
-        before = (await ledger.replicas())["restarts"].incarnation
-        await http.post(f"{server.url}/sim/fail", json={"mode": "hang", "after_tokens": 1})
-        async with held_stream(http, gateway.url, "hello") as stream:
-            server.kill()
-            server.start()
-            assert last_event(await stream.rest())["error"]["code"] == "stream_broken"
-        await eventually(lambda: is_another_life(ledger, before), within_s=8)
-
-
-async def is_another_life(ledger: Ledger, incarnation: str) -> bool:
-    return (await ledger.replicas())["restarts"].incarnation != incarnation
 
 
 @pytest.mark.usefixtures("short_memory")

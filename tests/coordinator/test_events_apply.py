@@ -21,12 +21,9 @@ from tests.coordinator.stage import (
 from tests.coordinator.stream import (
     BLOCK_HASH,
     Stream,
-    attend,
     gains,
-    linked,
     losses,
 )
-from tests.redis_server import RedisServer
 
 
 async def test_one_call_changes_the_map_and_writes_the_stream(stream: Stream, client: redis.Redis) -> None:
@@ -92,18 +89,3 @@ async def test_a_key_moves_to_another_medium(stream: Stream, client: redis.Redis
     await stream.say(*gains(keys, medium="cpu"))
     assert (await owners(client, keys[0]))["r0"][1:4] == ["resident", "cpu", "100"]
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
-
-
-async def test_two_replicas_hold_the_same_key(
-    stream: Stream, pool: Pool, client: redis.Redis, redis_server: RedisServer
-) -> None:
-    keys = chain(1)
-    async with linked(redis_server.url, "r1", "agent1") as link:
-        await attend(link)
-        other = Stream(link, "r1")
-        for each in (stream, other):
-            await each.say(*gains(keys))
-        assert sorted(await owners(client, keys[0])) == ["r0", "r1"]
-        await stream.say(*losses(keys))
-        assert sorted(await owners(client, keys[0])) == ["r1"]
-        assert await numbers(client, KEYS.owned_tokens) == {"r1": 100}

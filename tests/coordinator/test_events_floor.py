@@ -49,19 +49,6 @@ async def test_what_an_entry_says_before_a_reset_in_it_is_void_and_what_it_says_
     assert (await place(pool, "b", behind, pinned="r0")).matched_keys == 2
 
 
-async def test_claiming_anew_what_lies_below_the_floor_counts_it_once(
-    stream: Stream, pool: Pool, client: redis.Redis
-) -> None:
-    keys = chain(1, 2, 3, 4)
-    await stream.say(*gains(keys))
-    await stream.say(RESET)
-    await stream.say(*gains(keys[:1]))
-    placed = await place(pool, "a", keys, pinned="r0")
-    assert (placed.matched_keys, placed.claimed_from) == (1, 2)
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 400}
-    assert [(await owners(client, key))["r0"][1] for key in keys] == ["resident", "claim", "claim", "claim"]
-
-
 async def test_a_chain_of_which_everything_lies_below_the_floor_is_claimed_from_the_root(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
@@ -70,28 +57,6 @@ async def test_a_chain_of_which_everything_lies_below_the_floor_is_claimed_from_
     await stream.say(RESET)
     assert (await place(pool, "a", keys, pinned="r0")).claimed_from == 1
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 400}
-
-
-async def test_claiming_anew_what_an_earlier_life_of_the_same_name_held_subtracts_nothing(
-    stream: Stream, pool: Pool, client: redis.Redis
-) -> None:
-    """Two gateways may briefly disagree on a replica's current incarnation. Its sums started again at zero."""
-    keys = chain(1, 2)
-    await stream.say(*gains(keys))
-    await pool.register(replica("r0", "life2"))
-    await pool.register(replica("r0", "life1"))
-    await stream.say(RESET)
-    assert (await place(pool, "a", keys, pinned="r0")).claimed_from == 1
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
-
-
-async def test_saying_a_key_again_after_a_reset_counts_it_once(stream: Stream, client: redis.Redis) -> None:
-    keys = chain(1, 2)
-    for _ in range(3):
-        await stream.say(*gains(keys))
-        await stream.say(RESET)
-    await stream.say(*gains(keys))
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
 
 
 async def test_a_restatement_voids_what_it_does_not_repeat(stream: Stream, pool: Pool, client: redis.Redis) -> None:

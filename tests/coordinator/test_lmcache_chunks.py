@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
 
 CAPTURED = json.loads((Path(__file__).parents[1] / "captures" / "lmcache-chunks.json").read_text("utf-8"))
-TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=60)
 
 
 @pytest.mark.parametrize("prompt", CAPTURED, ids=lambda prompt: f"{len(prompt['images'])} images")
@@ -28,22 +27,6 @@ def test_the_names_are_those_that_lmcache_gave(prompt: dict[str, Any]) -> None:
     assert len(hashes) == len(prompt["tokens"]) // prompt["chunk_tokens"]
     found = [key for each in hashes for key in names.keys(each, prompt["cache_salt"])]
     assert sorted(found) == [f"kvchunk@model@{key}" for key in prompt["keys"]]
-
-
-@given(TOKENS, TOKENS)
-def test_in_which_pieces_a_prompt_comes_does_not_matter(first: list[int], second: list[int]) -> None:
-    names = ChunkNames("", "m", 4)
-    state, hashes = names.advance(START, first)
-    end, more = names.advance(state, second)
-    assert (end, hashes + more) == names.advance(START, first + second)
-
-
-def test_a_state_can_be_gone_on_from_twice() -> None:
-    names = ChunkNames("", "m", 4)
-    forked, _ = names.advance(START, range(6))
-    one, other = names.advance(forked, [6, 7])[1], names.advance(forked, [6, 8])[1]
-    assert one != other
-    assert one == names.advance(START, range(8))[1][1:]
 
 
 def test_only_full_chunks_have_names() -> None:

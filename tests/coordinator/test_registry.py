@@ -157,15 +157,6 @@ async def test_a_replica_that_lives_or_lives_again_is_not_forgotten(pool: Pool, 
     assert (await record_of(client, "r0")).incarnation == "life2"
 
 
-async def test_a_replica_that_was_forgotten_may_come_back(pool: Pool, client: redis.Redis) -> None:
-    await pool.register(replica("r0", state="dead"))
-    assert await forgotten(pool)
-    await pool.beat()
-    assert await pool.register(replica("r0")) == b"new"
-    assert (await place(pool, "a", chain(1))).replica == "r0"
-    assert await numbers(client, KEYS.active) == {"r0": 1}
-
-
 async def test_a_replica_that_comes_back_before_its_old_keys_are_removed_keeps_its_new_ones(
     pool: Pool, client: redis.Redis
 ) -> None:

@@ -32,6 +32,18 @@ def begun(start_seq: int = 0, upto_seq: int = 0) -> BatchSequence:
     return sequence
 
 
+def test_a_batch_beyond_the_next_waits_for_a_replay() -> None:
+    sequence = begun(upto_seq=2)
+    assert sequence.live(4, batch(104), reconnected=False) == []
+    assert sequence.holding
+    assert sequence.asking
+    assert sequence.ask() == 1
+    assert replay(sequence, (1, 101), (2, 102), (3, 103), (4, 104)) == [received(n, 100 + n) for n in (2, 3, 4)]
+    assert not sequence.holding
+    assert sequence.gaps == 1
+    assert sequence.duplicates == 1
+
+
 def test_a_batch_beyond_the_next_does_not_break_off_a_replay_under_way() -> None:
     sequence = BatchSequence()
     sequence.ask()
@@ -102,6 +114,13 @@ def test_a_beginning_that_was_told_is_compared_once_it_is_known() -> None:
     sequence = begun(start_seq=5, upto_seq=5)
     sequence.ask()
     assert sequence.replayed(4, batch(204)) == [Restarted()]
+
+
+def test_a_live_batch_from_before_the_told_beginning_is_another_engines() -> None:
+    sequence = BatchSequence(5)
+    replay(sequence, complete=False)
+    assert sequence.live(2, batch(1), reconnected=False) == [Restarted()]
+    assert replay(sequence, complete=False) == [Lost(0, 2), received(2, 1)]
 
 
 @pytest.mark.parametrize("seq", [2, 4, 5, 7])

@@ -33,21 +33,54 @@ def ends(
     return [place.tokens for place in places(binding, media, end, exact or {})]
 
 
-# -- text --------------------------------------------------------------------------------------------------------
+# -- where keys end ----------------------------------------------------------------------------------------------
+
+FOUR = ((100, 0), (200, 0), (300, 0), (400, 0))
+UNTOLD = chain((100, 0), (100, 1), (200, 1), (200, 2), (300, 2), (400, 2))
+PLACES: dict[str, tuple[Binding, int, list[tuple[int, int]], dict[str, int], list[int]]] = {
+    "text lies in proportion to its bytes, rounded down": (
+        chain((100, 0), (333, 0), (500, 0), (1000, 0)), 100, [], {}, [10, 33, 50, 100]),
+    "a share that floats cannot hold is exact at block boundaries": (
+        chain(*((each, 0) for each in range(3, 3000, 3))), 999, [], {}, list(range(1, 1000))),
+    "a chain of one key ends at the prompt's end": (chain((10, 0)), 7, [], {}, [7]),
+    "also if it has no text": (chain((0, 0)), 7, [], {}, [7]),
+    "keys without text between them end no earlier than the text before them": (
+        chain((0, 0), (500, 0), (500, 0), (1000, 0)), 100, [], {}, [0, 50, 50, 100]),
+    "a chain without any text ends where its tip does": (
+        chain((0, 0), (0, 0), (0, 0)), 100, [], {}, [100, 100, 100]),
+    "an image ends exactly, the text around it reaches to its start and from its end": (
+        chain((50, 0), (100, 0), (100, 1), (150, 1), (200, 1)), 540, [(20, 500)], {}, [10, 20, 500, 520, 540]),
+    "images side by side end each at its own end": (
+        chain((100, 1), (100, 2), (200, 2)), 700, [(20, 300), (301, 600)], {}, [300, 600, 700]),
+    "a prompt that ends with an image ends where it was measured": (
+        chain((50, 0), (100, 1)), 510, [(20, 500)], {}, [10, 510]),
+    "what comes behind an image that is not told of yet is held to lie at the end": (
+        UNTOLD, 900, [(10, 110)], {}, [10, 110, 900, 900, 900, 900]),
+    "also if no image is told of": (UNTOLD, 900, [], {}, [900] * 6),
+    "text before it lies where it does": (chain((100, 0), (200, 1), (300, 1)), 900, [], {}, [450, 900, 900]),
+    "without the boundary behind an image the next key counts for the image alone": (
+        chain((300, 1), (400, 1)), 600, [(20, 500)], {}, [500, 600]),
+    "without the boundaries behind several images the next key counts for the last of them": (
+        chain((300, 3), (350, 3), (400, 3)), 1000, [(20, 200), (210, 400), (410, 900)], {}, [900, 950, 1000]),
+    "an image beyond the prompt's end is cut there": (
+        chain((100, 1), (200, 1)), 300, [(20, 500)], {}, [300, 300]),
+    "a key that is known exactly holds those around it": (chain(*FOUR), 100, [], {"k1": 80}, [40, 80, 90, 100]),
+    "what lies beyond the end is ignored": (chain(*FOUR), 100, [], {"k1": 101}, [25, 50, 75, 100]),
+    "what contradicts a key before it is ignored": (
+        chain(*FOUR), 100, [], {"k0": 50, "k1": 40}, ends(chain(*FOUR), 100, exact={"k0": 50})),
+    "an image that contradicts what was known before it ends there": (
+        chain((50, 0), (100, 1), (200, 1)), 400, [(20, 200)], {"k0": 300}, [300, 300, 400]),
+    "what was known of the tip does not outlive a new measure": (
+        chain((100, 0), (200, 0)), 120, [], {"tip": 100}, [60, 120]),
+}  # fmt: skip
 
 
-def test_text_lies_in_proportion_to_its_bytes_and_is_rounded_down() -> None:
-    assert ends(chain((100, 0), (333, 0), (500, 0), (1000, 0)), 100) == [10, 33, 50, 100]
-
-
-def test_a_share_that_floats_cannot_hold_is_exact_at_block_boundaries() -> None:
-    binding = chain(*((bytes_, 0) for bytes_ in range(3, 3 * 1000, 3)))
-    assert ends(binding, 999) == list(range(1, 1000))
-
-
-def test_a_chain_of_one_key_ends_at_the_prompts_end() -> None:
-    assert ends(chain((10, 0)), 7) == [7]
-    assert ends(chain((0, 0)), 7) == [7]
+@pytest.mark.parametrize("case", PLACES.values(), ids=PLACES)
+def test_keys_end_where_the_events_and_the_text_say(
+    case: tuple[Binding, int, list[tuple[int, int]], dict[str, int], list[int]],
+) -> None:
+    binding, end, spans, exact, expected = case
+    assert ends(binding, end, spans, exact) == expected
 
 
 def test_each_place_spans_the_tokens_since_the_one_before() -> None:
@@ -59,78 +92,11 @@ def test_each_place_spans_the_tokens_since_the_one_before() -> None:
     ]
 
 
-def test_keys_without_text_between_them_end_no_earlier_than_the_text_before_them() -> None:
-    assert ends(chain((0, 0), (500, 0), (500, 0), (1000, 0)), 100) == [0, 50, 50, 100]
-
-
-def test_a_chain_without_any_text_ends_where_its_tip_does() -> None:
-    assert ends(chain((0, 0), (0, 0), (0, 0)), 100) == [100, 100, 100]
-
-
-# -- images ------------------------------------------------------------------------------------------------------
-
-
-def test_an_image_ends_exactly_and_the_text_around_it_reaches_to_its_start_and_from_its_end() -> None:
-    binding = chain((50, 0), (100, 0), (100, 1), (150, 1), (200, 1))
-    assert ends(binding, 540, [(20, 500)]) == [10, 20, 500, 520, 540]
-
-
-def test_images_side_by_side_end_each_at_its_own_end() -> None:
-    assert ends(chain((100, 1), (100, 2), (200, 2)), 700, [(20, 300), (301, 600)]) == [300, 600, 700]
-
-
-def test_a_prompt_that_ends_with_an_image_ends_where_it_was_measured() -> None:
-    assert ends(chain((50, 0), (100, 1)), 510, [(20, 500)]) == [10, 510]
-
-
-def test_what_comes_behind_an_image_that_is_not_told_of_yet_is_held_to_lie_at_the_end() -> None:
-    binding = chain((100, 0), (100, 1), (200, 1), (200, 2), (300, 2), (400, 2))
-    assert ends(binding, 900, [(10, 110)]) == [10, 110, 900, 900, 900, 900]
-    assert ends(binding, 900, []) == [900] * 6
-    assert ends(chain((100, 0), (200, 1), (300, 1)), 900, []) == [450, 900, 900]
-    assert not any(place.is_exact for place in places(binding, [], 900, {})[:-1])
-
-
-def test_without_the_boundary_behind_an_image_the_next_key_counts_for_the_image_alone() -> None:
-    assert ends(chain((300, 1), (400, 1)), 600, [(20, 500)]) == [500, 600]
-
-
-def test_without_the_boundaries_behind_several_images_the_next_key_counts_for_the_last_of_them() -> None:
-    binding = chain((300, 3), (350, 3), (400, 3))
-    assert ends(binding, 1000, [(20, 200), (210, 400), (410, 900)]) == [900, 950, 1000]
-
-
-def test_an_image_beyond_the_prompts_end_is_cut_there() -> None:
-    assert ends(chain((100, 1), (200, 1)), 300, [(20, 500)]) == [300, 300]
-
-
-# -- keys whose end is exact -------------------------------------------------------------------------------------
-
-
-def test_a_key_that_is_known_exactly_holds_those_around_it() -> None:
-    binding = chain((100, 0), (200, 0), (300, 0), (400, 0))
-    assert ends(binding, 100, exact={"k1": 80}) == [40, 80, 90, 100]
-    assert [place.is_exact for place in places(binding, [], 100, {"k1": 80})] == [False, True, False, True]
-
-
-@pytest.mark.parametrize("contradicting", [{"k1": 101}, {"k0": 50, "k1": 40}])
-def test_what_contradicts_the_chain_is_ignored(contradicting: dict[str, int]) -> None:
-    binding = chain((100, 0), (200, 0), (300, 0), (400, 0))
-    without = {key: tokens for key, tokens in contradicting.items() if key != "k1"}
-    assert ends(binding, 100, exact=contradicting) == ends(binding, 100, exact=without)
-
-
-def test_an_image_that_contradicts_what_was_known_before_it_ends_there() -> None:
-    assert ends(chain((50, 0), (100, 1), (200, 1)), 400, [(20, 200)], {"k0": 300}) == [300, 300, 400]
-
-
-def test_what_was_known_of_the_tip_does_not_outlive_a_new_measure() -> None:
-    assert ends(chain((100, 0), (200, 0)), 120, exact={"tip": 100}) == [60, 120]
-
-
-def test_the_tip_is_exact_once_it_is_measured() -> None:
+def test_keys_are_exact_where_they_were_measured_or_known() -> None:
+    assert not any(place.is_exact for place in places(UNTOLD, [], 900, {})[:-1])
+    found = places(chain(*FOUR), [], 100, {"k1": 80})
+    assert [place.is_exact for place in found] == [False, True, False, True]
     assert not places(chain((9, 0), measured=False), [], 5, {})[-1].is_exact
-    assert places(chain((9, 0), measured=True), [], 5, {})[-1].is_exact
 
 
 # -- any chain ---------------------------------------------------------------------------------------------------

@@ -85,25 +85,6 @@ async def test_a_client_that_waits_for_it_is_told_to_go_on(served: Served) -> No
         assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
 
 
-async def test_a_client_that_hangs_up_stops_its_handler(served: Served) -> None:
-    stopped = asyncio.Event()
-
-    async def endless(exchange: Exchange) -> None:
-        exchange.stops_when_gone = True
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            assert exchange.is_gone
-            stopped.set()
-
-    served.handle = endless
-    async with served.client() as (_, writer):
-        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await eventually(lambda: served.state.tasks)
-    await asyncio.wait_for(stopped.wait(), 5)
-    await eventually(lambda: not served.state.connections)
-
-
 async def test_a_client_that_hangs_up_within_its_body_is_gone(served: Served) -> None:
     gone = asyncio.Event()
 
@@ -119,32 +100,6 @@ async def test_a_client_that_hangs_up_within_its_body_is_gone(served: Served) ->
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nsome")
         await eventually(lambda: served.state.tasks)
     await asyncio.wait_for(gone.wait(), 5)
-
-
-async def test_a_client_that_does_not_read_is_waited_for(served: Served) -> None:
-    written = 0
-
-    async def flood(exchange: Exchange) -> None:
-        nonlocal written
-        exchange.start(200, [])
-        for _ in range(100):
-            exchange.write(b"x" * 2**20)
-            written += 1
-            await exchange.drained()
-        exchange.end()
-
-    served.handle = flood
-    async with served.client() as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + CLOSE + b"\r\n")
-        await eventually(lambda: written > 0)
-        before = -1
-        while before != written:
-            before = written
-            await asyncio.sleep(0.05)
-        assert written < 100
-        said = await asyncio.wait_for(reader.read(), 20)
-    assert written == 100
-    assert said.endswith(b"\r\n0\r\n\r\n")
 
 
 async def test_a_large_body_is_held_back_until_it_is_read(served: Served) -> None:
@@ -189,22 +144,6 @@ async def test_an_idle_connection_is_closed_and_one_that_is_answered_is_not(
     async with served.client() as (reader, writer):
         writer.write(b"GET / HT")  # a head that never ends
         assert await asyncio.wait_for(reader.read(), 5) == b""
-
-
-async def test_a_server_that_stops_lets_answers_end(served: Served) -> None:
-    go_on = asyncio.Event()
-
-    served.handle = echo_after(go_on)
-    async with served.client() as (reader, writer), served.client() as (idle, _):
-        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await eventually(lambda: served.state.tasks and len(served.state.connections) == 2)
-        for connection in list(served.state.connections):
-            connection.shutdown()
-        assert await asyncio.wait_for(idle.read(), 5) == b""
-        go_on.set()
-        said = await asyncio.wait_for(reader.read(), 5)
-        assert b"connection: close" in said
-        assert said.endswith(b"GET /  0")
 
 
 async def test_a_handler_that_fails_ends_the_connection_and_the_log_says_where(served: Served) -> None:

@@ -264,27 +264,6 @@ async def test_a_request_that_is_cancelled_takes_its_connection_with_it(raw: Raw
     await asyncio.wait_for(gone.wait(), 5)
 
 
-async def test_a_connection_that_the_replica_closed_is_not_used_again(raw: RawReplica, upstream: Upstream) -> None:
-    async def one_each(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await raw.head(reader)
-        writer.write(raw.reply)
-
-    raw.serve = one_each
-    for _ in range(3):
-        assert await rest(await get(upstream, raw)) == b"hi"
-        await eventually(lambda: not upstream._origins[raw.url]._open)
-    assert raw.connections == 3
-
-
-async def test_connections_grow_old(raw: RawReplica, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.upstream.origin.KEEP_ALIVE_S", 0.05)
-
-    for _ in range(2):
-        assert await rest(await get(upstream, raw)) == b"hi"
-        await asyncio.sleep(0.1)  # longer than its keep-alive time
-    assert raw.connections == 2
-
-
 @pytest.mark.parametrize(
     "surplus",
     [b"HTTP/1.1 404 Not Found\r\nx: y\r\ncontent-length: 1\r\n\r\nZ", b"HTTP/1.1 404 Not Found\r\nx: y\r\n"],

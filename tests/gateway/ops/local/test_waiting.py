@@ -17,10 +17,6 @@ def told(*problems: tuple[float, dict[str, str]]) -> list[str]:
     return said
 
 
-def test_what_starts_in_no_time_is_not_spoken_of() -> None:
-    assert told((0.1, SLOW), (2.9, SLOW)) == []
-
-
 def test_at_first_it_is_only_said_what_is_starting_and_once() -> None:
     assert told((3.0, SLOW), (8.0, SLOW), (14.9, SLOW)) == ["starting gw0, gw1 …"]
 
@@ -32,12 +28,6 @@ def test_reasons_are_given_after_15_s_and_again_when_they_change() -> None:
         "waiting for gw0: has not reached Redis yet",
         "waiting for gw1: no answer",
     ]
-
-
-def test_a_reason_that_several_have_is_given_once() -> None:
-    away = "replica r0: refused: cannot connect to 127.0.0.1:9 (connection refused)"
-    problems = {"gw0": away, "gw1": away, "the shared port": away, "gw2": "no answer"}
-    assert why_not_ready(problems, []) == (f"gw0, gw1, the shared port: {away}; gw2: no answer", False)
 
 
 def test_servers_that_should_have_been_there_are_named_with_how_to_look() -> None:
