@@ -160,6 +160,13 @@ async def test_an_answer_without_usage_is_charged_by_its_time_and_others_as_they
     assert output_tokens(charged) == [tokens]
 
 
+async def test_what_the_engines_cache_served_costs_nothing(relayed: Relayed, charged: dict[str, Used | None]) -> None:
+    usage = b'{"usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":6}}}'
+    relayed.replica.says(whole(usage))
+    await relayed.ask()
+    assert [used and used.limit_tokens for used in charged.values()] == [9 - 6 + 4]
+
+
 @pytest.mark.parametrize(
     ("seen", "by_pace", "limit", "tokens"),
     [(100, 140, None, 100), (100, 160, None, 160), (100, 160, 120, 120), (100, 500, 50, 100), (0, 7, None, 7)],
