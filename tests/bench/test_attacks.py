@@ -5,62 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.attacks import compare
-from bench.attacks.attack import Attack, Outcome, one_request
-from bench.attacks.measure import Caps, measure
 from bench.attacks.row import BACK_WITHIN_MB, HELD_MS, Row
-from bench.attacks.target import Target
-from gateway.ops.local.ports import free_ports
-from tests.bench import leaky_server
-from tests.polling import wait_until
 
 QUICK = ("tiff-tags", "json-messages", "answer-gzip-cut")
-CAPS = Caps(seconds=30, idle_s=0.3)
-
-
-@pytest.fixture
-def leaky(tmp_path: Path) -> Iterator[Target]:
-    (port,) = free_ports(1)
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, leaky_server.__file__, str(port)], stdout=output, stderr=output)
-    target = Target("127.0.0.1", port, process.pid, log)
-    try:
-        wait_until(lambda: _listens(port))
-        yield target
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    """Whether a socket on this machine listens on the port (state 0A)."""
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in map(str.split, lines))
-
-
-async def _harm(target: Target) -> Outcome:
-    return await one_request(target, "/harm", b"{}")
-
-
-async def test_what_a_request_holds_up_and_keeps_and_whom_it_harms_is_told_and_misses_the_goals(leaky: Target) -> None:
-    row = await measure("harm", Attack("a request that harms", _harm), leaky, CAPS)
-    assert row.got == "200"
-    assert row.health_ms >= row.held_ms > leaky_server.HELD_S * 1000 / 2
-    assert row.after_mb - row.before_mb > leaky_server.KEPT_BYTES / 1e6 - 10
-    assert row.peak_mb >= row.after_mb > row.before_mb > 0
-    assert row.honest_refused is not None
-    assert row.honest_refused.keys() == {"429 gateway_overloaded"}
-    held, kept, refused = row.missed
-    assert "/health held up" in held
-    assert "MB kept" in kept
-    assert "the honest client refused" in refused
 
 
 def test_each_goal_is_missed_by_what_exceeds_it_and_by_nothing_else() -> None:

@@ -16,7 +16,6 @@ from bench.faults import __main__ as command
 from bench.faults import results
 from bench.faults.page import PAGE, line, write
 from bench.faults.row import Row, Section
-from bench.faults.table import FAULTS, measured_with
 
 ROOT = Path(__file__).parents[3]
 GOOD = Row("redis-scripts", 2, "c0de", "abc", requests=100, right_after_s=1.9, goal_s=2.0)
@@ -134,32 +133,10 @@ def test_goals_of_the_queue_are_judged_where_requests_wait() -> None:
         assert harmed.judged().missed == (named,)
 
 
-def test_with_many_gateways_those_faults_are_measured_for_which_that_makes_a_difference() -> None:
-    assert measured_with(2, waits=True) == list(FAULTS)
-    assert [name for name in FAULTS if name not in measured_with(2)] == ["garbage-queue"], "it needs waiting requests"
-    many = measured_with(8)
-    assert {"gateway-killed", "redis-failed-over", "garbage-load", "rolling-restart"} < set(many)
-    assert not [name for name in many if name.startswith(("replica-", "agent-", "link-"))]
-
-
 def test_a_line_of_the_page_tells_excused_answers_apart_and_why_a_fault_was_not_measured() -> None:
     told = replace(GOOD, failed=4, late=1, latest_s=6.0, late_excused=7, predicted=24).judged()
     assert line(told) == f"{SCRIPTS} 100 | 4 | 0 | 1 (7) | 1.9 s | none left | 24 of 24 | missed |"
     assert line(replace(GOOD, skipped="a|b")) == f"{SCRIPTS} | | | | | | | not measured: a\\|b |"
-
-
-def test_a_line_tells_how_requests_waited_and_has_the_cells_of_its_section(run: Run, tmp_path: Path) -> None:
-    told = replace(GOOD_WAITING, predicted=24, most_active=6, most_running=7, over_cap_until_s=0.5).judged()
-    cells = "100 | 90, 2.3 s | 0 | 0 | 0 | 6 (7) / 0.5 s | 1.9 s | none left | 24 of 24 | missed |"
-    assert line(told) == f"{SCRIPTS} {cells}"
-    assert line(replace(told, seats_left="left")).endswith("| left | 24 of 24 | missed |")
-    assert line(replace(told, skipped="why")).count("|") == line(told).count("|")
-    run("--only", "redis-scripts")
-    run("--waiting", "--only", "redis-scripts")
-    lines = (tmp_path / "faults.md").read_text().splitlines()
-    first, second = (lines.index(f"## 2 gateways, 3 replicas{kind}") for kind in ("", ", with waiting requests"))
-    for title, row in ((first, GOOD), (second, GOOD_WAITING)):
-        assert {each.count("|") for each in lines[title + 2 : title + 5]} == {line(row).count("|")}
 
 
 def test_the_published_page_is_made_of_the_published_results(tmp_path: Path) -> None:

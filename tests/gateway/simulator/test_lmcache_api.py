@@ -43,12 +43,6 @@ async def test_it_says_how_its_chunks_are_kept_in_redis(start_replica: StartRepl
     assert adapter["startup_nodes"] == [{"host": "127.0.0.1", "port": server.port}]
 
 
-async def test_one_that_keeps_chunks_in_cpu_memory_alone_has_none_in_redis(start_replica: StartReplica) -> None:
-    replica = await start_replica(**REPLICA, lmcache=SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK))
-    assert (await replica.get("/lmcache/status"))["is_healthy"]
-    assert await tier_of(replica) is None
-
-
 async def test_its_speeds_are_those_of_the_loads_that_were_made(
     start_replica: StartReplica, server: RedisServer
 ) -> None:
@@ -63,10 +57,3 @@ async def test_its_speeds_are_those_of_the_loads_that_were_made(
     speeds = await speeds_of(replica)
     assert speeds["l1_load_bytes_per_s"] == pytest.approx(told.load_bytes_per_s * SPEED)
     assert 0 < speeds["l2_load_bytes_per_s"] < 1.01 * 1e6 * SPEED
-
-
-async def test_a_replica_without_lmcache_has_no_such_routes(start_replica: StartReplica) -> None:
-    replica = await start_replica(**REPLICA)
-    for path in ("status", "config", "metrics"):
-        async with replica.http.get(f"/lmcache/{path}") as response:
-            assert response.status == 404

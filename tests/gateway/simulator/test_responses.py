@@ -41,13 +41,6 @@ async def test_a_stored_response_is_continued_and_its_turn_is_cached(replica: Ru
     assert retrieved.output_text == first.output_text
 
 
-async def test_a_background_response_finishes_on_its_own(replica: RunningReplica) -> None:
-    response = await replica.openai.responses.create(model="sim", input="x", background=True)
-    assert response.status == "queued"
-    await replica.until(lambda state: state["running"] == 0)
-    assert (await replica.openai.responses.retrieve(response.id)).status == "completed"
-
-
 async def test_cancelling_a_background_response_takes_it_out_of_the_engine(
     start_replica: StartReplica,
 ) -> None:

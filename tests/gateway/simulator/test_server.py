@@ -64,17 +64,6 @@ async def test_metrics_have_vllms_names_and_count_what_happened(replica: Running
     assert lines[f"vllm:cache_config_info{{{settings}}}"] == 1
 
 
-async def test_aliases_share_the_root_and_adapters_name_their_parent(start_replica: StartReplica) -> None:
-    replica = await start_replica(model="org/base", served_names=("big", "bigger"), adapters=("french",))
-    cards = {card["id"]: card for card in (await replica.get("/v1/models"))["data"]}
-    assert list(cards) == ["big", "bigger", "french"]
-    assert (cards["big"]["root"], cards["big"]["parent"]) == ("org/base", None)
-    assert cards["bigger"]["root"] == "org/base"
-    assert cards["french"]["parent"] == "big"
-    assert cards["big"]["owned_by"] == "vllm"
-    assert cards["big"]["max_model_len"] == 8192 * 16
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_aborts_its_request(start_replica: StartReplica, stream: bool) -> None:
     replica = await start_replica(speed=1)
@@ -112,15 +101,6 @@ async def test_each_data_parallel_rank_has_a_cache_of_its_own(start_replica: Sta
     assert await cached_tokens("1") > 0
     assert await cached_tokens("2") == -400
     assert any('engine="1"' in line for line in await metric_lines(replica))
-
-
-async def test_an_idle_connection_is_closed_after_the_keep_alive_time(start_replica: StartReplica) -> None:
-    replica = await start_replica(keep_alive_s=0.05)
-    reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
-    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-    async with asyncio.timeout(5):
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-    writer.close()
 
 
 def _serve(settings: SimSettings, ready: Connection) -> None:

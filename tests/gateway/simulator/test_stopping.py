@@ -51,15 +51,6 @@ async def test_a_stream_holds_back_what_may_become_a_stop_string(replica: Runnin
     assert deltas == ["", "", text[:3], text[3:7], text[7:11], text[11:15], text[15:19], text[19:]]
 
 
-async def test_the_first_stop_ends_each_of_several_choices(replica: RunningReplica) -> None:
-    plain = await replica.openai.completions.create(model="sim", prompt=["a", "b"], max_tokens=_TOKENS)
-    firsts = [choice.text.split(" ")[0] for choice in plain.choices]
-    answer = await replica.openai.completions.create(model="sim", prompt=["a", "b"], max_tokens=_TOKENS, stop=[" "])
-    assert [choice.text for choice in answer.choices] == firsts
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 2
-
-
 async def test_a_stop_token_ends_an_answer_and_min_tokens_puts_it_off(replica: RunningReplica) -> None:
     told = await words(replica)
     plain = await replica.chat("Tell me.", max_tokens=_TOKENS, return_token_ids=True)
@@ -70,27 +61,3 @@ async def test_a_stop_token_ends_an_answer_and_min_tokens_puts_it_off(replica: R
     later = await replica.chat("Tell me.", max_tokens=_TOKENS, stop=told[2], stop_token_ids=[third], min_tokens=3)
     assert later["choices"][0]["message"]["content"] == "".join(told)
     assert later["choices"][0]["finish_reason"] == "length"
-
-
-async def test_a_message_names_its_stop_sequence(replica: RunningReplica) -> None:
-    told = await words(replica)
-    body = {"model": "sim", "max_tokens": _TOKENS, "messages": _QUESTION, "stop_sequences": ["never", told[3]]}
-    _, message = await replica.post("/v1/messages", body)
-    text = "".join(told[:3])
-    assert message["content"] == [{"type": "text", "text": text}]
-    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", told[3])
-
-    async with replica.http.post("/v1/messages", json={**body, "stream": True}) as response:
-        stream = await response.text()
-    assert '"stop_reason":"stop_sequence","stop_sequence":"' + told[3] + '"' in stream
-    _, unstopped = await replica.post("/v1/messages", {**body, "stop_sequences": ["never"]})
-    assert (unstopped["stop_reason"], unstopped["stop_sequence"]) == ("max_tokens", None)
-
-
-async def test_a_response_stops_too(replica: RunningReplica) -> None:
-    told = await words(replica)
-    body = {"stop": [told[1]]}
-    response = await replica.openai.responses.create(
-        model="sim", input="Tell me.", max_output_tokens=_TOKENS, extra_body=body
-    )
-    assert (response.output_text, response.status) == (told[0], "completed")
