@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,11 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 import redis.asyncio as redis
-from redis import Redis as SyncRedis
 
 from bench.cluster import Cluster, SimReplica, running_cluster, running_gateways
 from gateway.doctor.event_endpoints import outward_address
-from gateway.ops.cli.watch import parsed_events
 from gateway.ops.local.ports import free_ports
 from tests.cluster.clients import ask, prose
 from tests.polling import eventually
@@ -29,7 +26,6 @@ pytestmark = pytest.mark.slow
 _DOCTOR = (sys.executable, "-P", "-m", "gateway.ops.cli", "doctor", "--json")
 CHUNKS = [f"kvchunk@org/model@01000100@0@{n:064x}" for n in range(100)]
 """Enough chunks that random samples of all keys do not miss them."""
-POLICY = "maxmemory-policy"
 _BUSY_MOMENTS = 5
 _OF_THE_TESTS = "python-not-optimised"
 """This finding is about the Python that runs the tests, which may be any."""
@@ -98,44 +94,6 @@ async def test_a_healthy_cluster_that_serves_has_nothing_wrong_and_nothing_unche
             await ask(http, healthy.gateway_urls[n % 2], prose(n))
     said = doctor(*of(healthy))
     assert (said.findings, said.unchecked, said.exit_code) == ([], [], 0)
-
-
-def test_the_console_finds_the_same_as_the_command() -> None:
-    broken = UNWATCHED | {"tenants": [{"name": "nobody-has-a-key"}]}
-    with (
-        running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "5"), config=broken) as cluster,
-        SyncRedis.from_url(cluster.redis_url, protocol=2) as store,
-    ):
-        store.config_set(POLICY, "allkeys-lru")
-        said = doctor(*of(cluster))
-        with httpx.stream("GET", f"{cluster.gateway_urls[0]}/console/live", timeout=30) as live:
-            shown = next(data for name, data in parsed_events(live.iter_lines()) if name == "doctor")
-        found = {(one["code"], one["subject"]) for one in shown["findings"] if one["code"] != _OF_THE_TESTS}
-        broken_things = {("redis-evicts-all", "Redis"), ("tenant-without-key", "tenant nobody-has-a-key")}
-        assert found == said.found() == broken_things
-        # What only one of the two can see is named.
-        assert [one for one in shown["unchecked"] if one.startswith("gateway gw1")]
-        (cluster.state_dir / "gw0.yaml").write_text("nonsense: [")
-        assert [one["subject"] for one in doctor(*of(cluster)).unchecked] == ["configuration"]
-
-
-def test_without_the_state_directory_it_finds_replicas_in_redis_and_says_which_gateways_it_missed(
-    healthy: Cluster,
-) -> None:
-    said = doctor("--redis-url", healthy.redis_url, "--gateway", healthy.gateway_urls[0])
-    assert (said.findings, said.exit_code) == ([], 0)
-    assert [each["subject"].split(".")[0] for each in said.unchecked] == ["gateway gw1"]
-
-
-def test_a_replica_that_hangs_is_found_and_what_it_did_not_tell_is_said(healthy: Cluster) -> None:
-    healthy.replicas[1].signal(signal.SIGSTOP)
-    try:
-        said = doctor(*of(healthy))
-    finally:
-        healthy.replicas[1].signal(signal.SIGCONT)
-    assert ("replica-unhealthy", "replica r1") in said.found()
-    assert said.exit_code == 1
-    assert {each["subject"] for each in said.unchecked} == {"replica r1"}
 
 
 async def test_an_agent_that_was_killed_is_found_until_it_is_back(healthy: Cluster) -> None:

@@ -62,12 +62,6 @@ async def test_a_capacity_that_is_less_than_the_engine_holds_is_raised(stream: S
         assert (await hash_of(client, KEYS.replicas))["r0"] == replace(record, capacity_tokens=wanted).text
 
 
-async def test_counters_that_are_not_known_leave_the_last_ones(stream: Stream, client: redis.Redis) -> None:
-    await attend(stream.link, counters={"hits": 7.0})
-    await attend(stream.link)
-    assert await hash_of(client, KEYS.engines) == {"r0": '{"hits":7.0}'}
-
-
 async def test_one_agent_at_a_time_holds_a_replica(
     stream: Stream, client: redis.Redis, redis_server: RedisServer
 ) -> None:
@@ -200,15 +194,6 @@ async def forbidden(link: AgentStore, client: redis.Redis) -> None:
     with pytest.raises(Fenced):
         await link.publish(gains(chain(1)), 0.0, 5)
     assert await dump(client, "kvgate:*") == before
-
-
-async def test_an_agent_that_was_replaced_publishes_nothing(
-    stream: Stream, client: redis.Redis, redis_server: RedisServer
-) -> None:
-    await expire_lease(client)
-    async with linked(redis_server.url, agent="agent1") as other:
-        await attend(other)
-        await forbidden(stream.link, client)
 
 
 async def test_an_agent_of_a_past_life_publishes_nothing(stream: Stream, pool: Pool, client: redis.Redis) -> None:

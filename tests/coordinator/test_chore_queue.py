@@ -10,7 +10,6 @@ import redis.asyncio as redis
 from coordinator.chores import held_keys, worker
 from coordinator.chores.chore_queue import REST_PER_WORK, ChoreQueue
 from coordinator.chores.worker import Worker
-from coordinator.errors import StoreDown, StoreRefused
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, register
 from tests.coordinator.stream import followed
@@ -69,22 +68,6 @@ async def test_a_round_that_is_cut_off_goes_on_with_the_next_chore() -> None:
         await queue.work(until(1e-9))
     assert len(done) == 20
     assert {name: done.count(name) for name in done} == {str(number): 2 for number in range(10)}
-
-
-async def test_a_chore_that_redis_refuses_keeps_no_other_from_its_turn() -> None:
-    queue, done = ChoreQueue("m"), list[str]()
-    queue.add(Pieces("refused", 1, done, StoreRefused("WRONGTYPE")), is_urgent=True)
-    queue.add(Pieces("a", 3, done), is_urgent=True)
-    await queue.work(until(60))
-    assert done == ["a"] * 3
-    assert "refused" not in queue
-    queue.add(Pieces("lost", 1, done, StoreDown("away")), is_urgent=True)
-    queue.add(Pieces("b", 3, done), is_urgent=True)
-    with pytest.raises(StoreDown):
-        await queue.work(until(60))
-    await queue.work(until(60))
-    assert done == ["a"] * 3 + ["b"] * 3
-    assert not queue
 
 
 async def test_chores_rest_for_longer_than_they_work(monkeypatch: pytest.MonkeyPatch) -> None:

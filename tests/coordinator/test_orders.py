@@ -248,14 +248,6 @@ async def test_whatever_is_in_the_keys_of_subsets_placements_go_on_and_keep_mend
     await chosen(many, 3)
 
 
-async def test_an_owners_record_that_cannot_be_read_stops_no_placement(many: Pool, client: redis.Redis) -> None:
-    keys = chain(1, 2, 3)
-    for key in keys:
-        await client.hset(KEYS.own(key), "r3", "life1 garbage")
-    await place(many, "a", keys)
-    assert "r3" not in await client.hgetall(KEYS.own(keys[-1]))
-
-
 async def test_a_prefix_that_many_own_is_tried_where_every_breaker_is_open(many: Pool, client: redis.Redis) -> None:
     keys, now = chain(1, 2), await now_ms(client)
     for number in range(5, MANY):
@@ -372,20 +364,6 @@ async def test_the_load_guard_knows_the_mean_of_the_whole_fleet(many: Pool, clie
     await loaded(many, client, active=dict.fromkeys(many.records, 20) | {"r0": 35})
     asked = request("a", keys, tokens=[24_000], prompt_tokens=24_000)
     assert json.loads(await many.explain(asked) or b"")["replica"] != "r0"
-
-
-async def test_where_replicas_are_idle_one_order_less_is_read_unless_some_can_load_from_lmcache(
-    many: Pool, client: redis.Redis
-) -> None:
-    async def counted() -> int:
-        """Each order whose first members are all equal is counted once."""
-        await client.config_resetstat()
-        await many.explain(request("a", chain(1)))
-        return int((await client.info("commandstats"))["cmdstat_zcount"]["calls"])
-
-    assert await counted() == 2
-    await client.hset(KEYS.tiers, "r0", "- 0.9")
-    assert await counted() == 3
 
 
 async def test_equals_get_about_equally_many_wherever_their_names_stand(pool: Pool) -> None:

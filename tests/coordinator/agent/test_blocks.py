@@ -17,27 +17,6 @@ def table(*events: Stored) -> BlockTable:
 # -- counting ----------------------------------------------------------------------------------------------------
 
 
-def test_a_block_is_held_from_its_event_until_its_removal() -> None:
-    held = table(stored([1, 2]))
-    assert (1 in held, held.medium_of(2), held.block_size, held.stored, len(held)) == (True, "gpu", SIZE, 2, 2)
-    assert held.remove(removed(2)) == [2]
-    assert (2 in held, held.medium_of(2), held.medium_of(1)) == (False, None, "gpu")
-    assert held.remove(removed(2, 3)) == []
-
-
-def test_twins_are_gone_when_the_last_of_them_is() -> None:
-    held = table(stored([1]), stored([1]))
-    assert held.remove(removed(1)) == []
-    assert held.remove(removed(1)) == [1]
-
-
-def test_of_an_uncertain_count_the_first_removal_means_gone() -> None:
-    held = table(stored([1]), stored([1]))
-    held.doubt()
-    assert held.remove(removed(1)) == [1]
-    assert 1 not in held
-
-
 def test_blocks_stored_in_doubt_are_uncertain_until_counts_are_trusted_again() -> None:
     held = BlockTable()
     held.doubt()
@@ -49,39 +28,11 @@ def test_blocks_stored_in_doubt_are_uncertain_until_counts_are_trusted_again() -
     assert held.remove(removed(1, 2)) == [1]
 
 
-def test_a_block_that_was_uncertain_is_counted_when_it_is_stored_anew() -> None:
-    held = table(stored([1]))
-    held.doubt()
-    held.trust()
-    held.remove(removed(1))
-    held.store(stored([1]))
-    held.store(stored([1]))
-    assert held.remove(removed(1)) == []
-
-
-def test_a_report_never_raises_a_count_and_counts_as_nothing_stored() -> None:
-    held = table(stored([1, 2]))
-    for _ in range(3):
-        held.store(stored([1, 2]), reporting=True)
-    assert held.stored == 2
-    assert held.remove(removed(2, 1)) == [2, 1]
-
-
 def test_a_block_known_by_a_report_alone_is_uncertain() -> None:
     held = BlockTable()
     held.store(stored([1]), reporting=True)
     held.store(stored([1]))
     assert held.remove(removed(1)) == [1]
-
-
-def test_clearing_forgets_blocks_and_doubts() -> None:
-    held = table(stored([1]))
-    held.doubt()
-    held.clear()
-    assert (len(held), held.stored) == (0, 0)
-    held.store(stored([1]))
-    held.store(stored([1]))
-    assert held.remove(removed(1)) == []
 
 
 # -- groups, media and sizes -------------------------------------------------------------------------------------
@@ -91,15 +42,6 @@ def test_blocks_of_groups_without_full_attention_are_ignored_coming_and_going() 
     held = table(stored([1]), stored([1], group=1, is_prefix=False))
     assert held.remove(removed(1, group=1)) == []
     assert held.remove(removed(1, group=0)) == [1]
-
-
-def test_a_block_is_on_the_fastest_medium_that_holds_it_and_gone_from_the_last() -> None:
-    held = table(stored([1]), stored([1], medium="cpu"))
-    assert held.medium_of(1) == "gpu"
-    assert held.remove(removed(1)) == [1]
-    assert held.medium_of(1) == "cpu"
-    assert held.remove(removed(1, medium="cpu")) == [1]
-    assert 1 not in held
 
 
 def test_what_other_media_hold_is_ignored() -> None:
@@ -114,33 +56,12 @@ def test_parts_of_a_block_are_no_blocks() -> None:
     assert held.remove(removed(3)) == []
 
 
-def test_the_events_know_the_block_size_better_than_who_set_it_before() -> None:
-    held = BlockTable()
-    held.block_size = SIZE * 2
-    held.store(stored([1]))
-    assert (1 in held, held.block_size) == (True, SIZE)
-
-
 def test_chunks_of_another_size_in_a_store_behind_the_engine_are_no_blocks() -> None:
     held = table(stored([1]), stored([7], tokens=[0] * 256, block_size=256, medium="cpu"))
     assert (7 in held, held.block_size) == (False, SIZE)
 
 
 # -- paths -------------------------------------------------------------------------------------------------------
-
-
-def test_a_path_leads_from_the_first_block_of_the_prompt() -> None:
-    held = table(stored([1, 2]), stored([3], parent=2), stored([4], parent=2))
-    assert held.path(3) == [1, 2, 3]
-    assert held.path(4) == [1, 2, 4]
-    assert held.path(5) is None
-
-
-def test_a_block_whose_beginning_was_never_told_has_no_path_until_it_is() -> None:
-    held = table(stored([3], parent=2))
-    assert held.path(3) is None
-    held.store(stored([1, 2]), reporting=True)
-    assert held.path(3) == [1, 2, 3]
 
 
 def test_an_offloaded_block_without_tokens_has_no_place_until_it_is_told() -> None:

@@ -30,22 +30,6 @@ def test_what_loading_saves_is_what_of_the_prefills_time_it_does_not_take() -> N
     assert found.store_credit(TOKEN_BYTES * 2) == pytest.approx(0.5)
 
 
-def test_loading_that_takes_longer_than_computing_saves_nothing() -> None:
-    assert rates(*COMPUTED, engine(2, 4000, 4, l2_load_bytes_per_s=1e5)).store_credit(TOKEN_BYTES) == 0
-
-
-def test_what_was_not_seen_yet_is_not_known() -> None:
-    assert rates(*COMPUTED).store_credit(TOKEN_BYTES) is None
-    loaded = {"l2_load_bytes_per_s": 4e6}
-    assert rates(engine(5, 5000, 5, **loaded)).store_credit(TOKEN_BYTES) is None  # prefills from before the first look
-    assert rates(*COMPUTED, engine(2, 4000, 4, **loaded)).store_credit(None) is None
-
-
-def test_prompts_that_were_nearly_all_cached_say_nothing_of_how_fast_tokens_are_computed() -> None:
-    found = rates(*COMPUTED, engine(102, 5600, 24), engine(102, 5600, 24, l2_load_bytes_per_s=4e6))
-    assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.75)
-
-
 def test_offloaded_blocks_are_loaded_at_the_rate_that_vllm_tells() -> None:
     found = rates(engine(cpu_load_s=0, cpu_loaded_tokens=0), engine(2, 4000, 4, cpu_load_s=0.1, cpu_loaded_tokens=1000))
     assert found.cpu_credit(None) == pytest.approx(0.9)

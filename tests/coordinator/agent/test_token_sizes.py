@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.token_sizes import EVEN, TokenPlaces, TokenSizes
+from coordinator.agent.token_sizes import TokenPlaces, TokenSizes
 
 VOCABULARY = {1: "the", 2: " cat", 3: "\n", 4: "東", 5: "the", 6: "\ufffd", 7: "", 8: " the", 9: "def"}
 
@@ -47,13 +47,6 @@ async def test_a_text_that_looks_like_the_separator_costs_a_few_calls_and_its_ne
     assert sizes.measure([40]) == (4, ())  # and the agent never asks again
 
 
-async def test_a_part_of_a_character_counts_as_a_byte_and_a_token_without_text_as_none() -> None:
-    sizes = TokenSizes()
-    weight = sizes.measure([9, 6, 7])
-    await sizes.learn(Detokenizer())
-    assert sizes.total(weight) == len("def") + 1
-
-
 async def test_tokens_of_unknown_size_weigh_a_guess_until_they_are_learned() -> None:
     sizes = TokenSizes()
     weight = sizes.measure([9, 2])
@@ -72,24 +65,12 @@ async def test_an_engine_that_cannot_tell_is_not_asked_for_ever() -> None:
     assert sizes.total(sizes.measure([1, 2])) == 8
 
 
-async def test_an_engine_that_is_late_once_is_asked_again() -> None:
-    sizes = TokenSizes()
-    weight = sizes.measure([9])
-    await sizes.learn(Detokenizer({}))
-    await sizes.learn(Detokenizer())
-    assert sizes.total(weight) == 3
-
-
 def test_a_key_lies_where_its_bytes_do_and_not_its_tokens() -> None:
     token_places = TokenPlaces([100, 10, 10, 100], 10)
     assert token_places.between(0, 40, 100, 220) == 10
     assert token_places.between(0, 40, 110, 220) == 20
     assert token_places.between(0, 40, 120, 220) == 30
     assert token_places.between(10, 30, 5, 20) == 15
-
-
-def test_without_sizes_all_tokens_are_equal() -> None:
-    assert EVEN.between(0, 40, 110, 220) == 20
 
 
 @given(

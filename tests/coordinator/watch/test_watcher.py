@@ -17,7 +17,6 @@ from tests.coordinator.watch.stage import (
     CHUNK_TTL_S,
     MIB,
     Shared,
-    chunk,
     holds,
     report_of,
     shared_redis,
@@ -141,16 +140,6 @@ async def test_no_ttl_gets_shorter_and_chunks_keep_what_they_came_with(shared: S
         assert report_of(watcher).renewed == 0
 
 
-async def test_chunks_that_were_never_heard_of_get_no_longer_life_than_any_was_seen_with(binary: str) -> None:
-    """By default Redis publishes no events, and the chunks were written a moment ago."""
-    async with shared_redis(binary) as shared:
-        before = [await shared.store(number, ttl_s=600) for number in range(30)]
-        async with watching(shared.server.url) as watcher:
-            await eventually(lambda: watcher.report and report_of(watcher).samples > 600)
-            assert report_of(watcher).renewed == 0
-        assert max([await ttl_of(shared, key) for key in before]) <= 600
-
-
 async def test_a_chunk_that_is_read_outlives_its_ttl_and_one_that_nobody_reads_does_not(shared: Shared) -> None:
     life_s = 5
     async with watching(shared.server.url) as watcher:
@@ -181,34 +170,6 @@ async def has_none(shared: Shared, keys: list[str]) -> bool:
 # -- its findings ------------------------------------------------------------------------------------------------------
 
 
-async def test_it_tells_what_takes_the_memory_by_kind_of_key(shared: Shared) -> None:
-    await shared.client.mset({f"kvgate:{{m}}:{number}": "x" * 1000 for number in range(300)})
-    await shared.client.mset({f"other:{number}": "x" * 1000 for number in range(100)})
-    for number in range(100):
-        await shared.store(number, MIB // 4, ttl_s=CHUNK_TTL_S)
-    async with watching(shared.server.url) as watcher:
-        await eventually(lambda: watcher.report and report_of(watcher).samples > 400)
-        estimate = report_of(watcher).estimate
-    assert 230 < estimate.keys["coordination"] < 370
-    assert 60 < estimate.keys["other"] < 140
-    assert 250_000 < estimate.bytes["coordination"] < 450_000
-    assert 15 * MIB < estimate.bytes["chunk"] < 40 * MIB
-    assert estimate.evictable_bytes > 15 * MIB
-
-
-async def test_evictions_are_told_by_kind_of_key(shared: Shared) -> None:
-    async with watching(shared.server.url) as watcher:
-        await eventually(lambda: watcher.report and report_of(watcher).hears)
-        for number in range(100):
-            await shared.store(number, MIB, ttl_s=CHUNK_TTL_S)
-        await eventually(lambda: report_of(watcher).info.evicted_keys >= 35)
-        # INFO's count and the number of received events are equal once both are complete.
-        await eventually(lambda: report_of(watcher).evicted == {"chunk": report_of(watcher).info.evicted_keys})
-        report = report_of(watcher)
-        assert report.chunks == len([key async for key in shared.client.scan_iter("kvchunk@*")])
-        assert not holds(watcher, "coordination_evicted")
-
-
 async def test_it_never_scans(shared: Shared) -> None:
     async with watching(shared.server.url) as watcher:
         await eventually(lambda: watcher.report and report_of(watcher).hears)
@@ -234,11 +195,3 @@ async def test_a_full_redis_that_takes_no_lease_is_watched_all_the_same(binary: 
         async with watching(shared.server.url) as watcher:
             await eventually(lambda: watcher.report and report_of(watcher).ttls_given > stored / 2)
         await shared.store(200, MIB)
-
-
-async def test_a_burst_of_chunks_is_worked_off(shared: Shared) -> None:
-    async with watching(shared.server.url) as watcher:
-        await eventually(lambda: watcher.report and report_of(watcher).hears)
-        await shared.client.mset({chunk(number): "x" for number in range(3000)})
-        await eventually(lambda: report_of(watcher).ttls_given == 3000)
-        assert report_of(watcher).chunks == 3000

@@ -34,24 +34,6 @@ def test_a_first_long_answer_tells_almost_all() -> None:
     assert estimator.image_tokens(SMALL) == pytest.approx(100, rel=0.2)
 
 
-def test_short_prompts_whose_template_is_most_of_them_do_not_tell_how_long_ones_are() -> None:
-    estimator = TokenEstimator()
-    estimator.observe(prompt([64], []), 70)
-    assert estimator.bytes_per_token == pytest.approx(4.0, rel=0.2)
-    estimator.observe(prompt([26_000], []), 6_500)
-    for _ in range(10):
-        estimator.observe(prompt([64], []), 70)
-    assert estimator.bytes_per_token == pytest.approx(4.0, rel=0.15)
-
-
-def test_what_was_observed_long_ago_counts_no_more() -> None:
-    estimator = TokenEstimator()
-    estimator.observe(prompt([1_000_000], []), 1_000_000)
-    for _ in range(100):
-        estimator.observe(prompt([3000], []), 1000)
-    assert estimator.bytes_per_token == pytest.approx(3.0, rel=0.02)
-
-
 def test_bytes_per_token_are_learned_from_text() -> None:
     estimator = TokenEstimator()
     for _ in range(100):
@@ -84,32 +66,6 @@ def test_tokens_of_an_image_are_learned_by_size_and_carried_over_by_pixels() -> 
     assert estimator.image_tokens(SMALL) == pytest.approx(256, rel=0.01)
     assert estimator.image_tokens(LARGE) == pytest.approx(1024, rel=0.01)
     assert estimator.image_tokens(None) == pytest.approx(256, rel=0.01)
-
-
-def test_several_images_share_what_the_engine_counted_as_their_sizes_suggest() -> None:
-    estimator = TokenEstimator()
-    for _ in range(200):
-        estimator.observe(prompt([0], [SMALL]), 256)
-        estimator.observe(prompt([0], [SMALL, LARGE]), 256 + 900)
-    assert estimator.image_tokens(SMALL) == pytest.approx(256, rel=0.05)
-    assert estimator.image_tokens(LARGE) == pytest.approx(900, rel=0.05)
-
-
-def test_more_sizes_than_the_table_holds_forget_the_longest_unseen() -> None:
-    estimator = TokenEstimator()
-    for _ in range(50):
-        estimator.observe(prompt([0], [ImageSize(1, 1)]), 77)
-    for width in range(2, 1026):
-        estimator.observe(prompt([0], [ImageSize(width, 1000)]), 500)
-    assert estimator.image_tokens(ImageSize(1, 1)) < 10
-    assert estimator.image_tokens(ImageSize(1025, 1000)) == pytest.approx(500, rel=0.01)
-
-
-def test_an_image_of_no_pixels_is_no_error() -> None:
-    estimator = TokenEstimator()
-    estimator.observe(prompt([0], [ImageSize(0, 5)]), 10)
-    estimator.observe(prompt([0], [ImageSize(0, 5), None]), 10)
-    assert estimator.estimate(prompt([0], [ImageSize(0, 5)])) == [0]
 
 
 sizes = st.none() | st.builds(ImageSize, st.integers(0, 9000), st.integers(0, 9000))

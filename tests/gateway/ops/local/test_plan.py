@@ -27,21 +27,6 @@ def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ign
     return build_settings(yaml.safe_load(text), {})
 
 
-def test_a_replica_is_an_id_and_a_url() -> None:
-    assert parse_fronted("url=http://h:1,id=r0") == FrontedReplica("r0", "http://h:1")
-
-
-def test_a_replica_may_say_where_its_events_are() -> None:
-    text = "id=r0,url=http://h:1/,events=tcp://h:5557,replay=tcp://h:5558"
-    assert parse_fronted(text) == FrontedReplica("r0", "http://h:1", "tcp://h:5557", "tcp://h:5558")
-    assert parse_fronted("id=r0,url=http://h:1,events=tcp://h:5557").replay == ""
-
-
-def test_a_fronted_server_may_have_an_lmcache_server_beside_it() -> None:
-    text = "id=r0,url=http://h:1,lmcache=http://h:8080/,dp_rank=1"
-    assert parse_fronted(text) == FrontedReplica("r0", "http://h:1", lmcache="http://h:8080", dp_rank="1")
-
-
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
@@ -83,13 +68,6 @@ def test_a_gateway_gets_its_own_port_and_the_shared_one(tmp_path: Path) -> None:
     assert [replica.id for replica in settings.replicas] == ["r0"]
 
 
-def test_the_base_is_kept_where_the_cluster_does_not_decide(tmp_path: Path) -> None:
-    base = {"host": "0.0.0.0", "redis": {"url": "redis://other", "budget_ms": 50}, "policy": {"max_active_requests": 2}}
-    settings = settings_of(Plan(tmp_path, policy="random"), base)
-    assert (settings.redis.budget_ms, settings.policy.max_active_requests, settings.policy.name) == (50, 2, "random")
-    assert (settings.host, settings.redis.url) == ("127.0.0.1", "redis://127.0.0.1:7000")
-
-
 def test_what_the_base_says_in_vain_is_named_with_the_option_that_says_it(tmp_path: Path) -> None:
     base = {"port": 9099, "replicas": [{"id": "a", "url": "http://h:1"}], "redis": {"url": "redis://other"}}
     assert not_used(Plan(tmp_path), base) == ["replicas (--replica)", "port (--port)", "redis.url (--redis-url)"]
@@ -121,7 +99,3 @@ def test_an_agent_gets_the_key_that_the_gateways_send_to_replicas(env: dict[str,
     base = {"security": {"replica_api_key": "of the file"}}
     secrets = agent_secrets(base, "redis://:password@h", env)
     assert secrets == {"KVGATE_REDIS_URL": "redis://:password@h", "KVGATE_REPLICA_API_KEY": key}
-
-
-def test_without_a_key_an_agent_gets_none() -> None:
-    assert agent_secrets({}, "redis://h", {})["KVGATE_REPLICA_API_KEY"] == ""

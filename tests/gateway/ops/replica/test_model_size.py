@@ -65,14 +65,6 @@ def test_a_head_dimension_of_its_own_counts_and_heads_without_groups_are_kv_head
     assert size({**QWEN_7B, "num_key_value_heads": None}) == 57_344 * 7
 
 
-def test_sliding_windows_keep_kv_per_token_as_well() -> None:
-    assert size({**QWEN_7B, "layer_types": ["sliding_attention", "full_attention"]}) == 57_344
-
-
-def test_of_a_model_that_sees_its_text_model_counts() -> None:
-    assert size({"text_config": {**QWEN_7B, "torch_dtype": None}, "torch_dtype": "bfloat16"}) == 57_344
-
-
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -86,15 +78,6 @@ def test_of_a_model_that_sees_its_text_model_counts() -> None:
 def test_what_cannot_be_told_is_not_guessed(config: dict[str, Any], why: str) -> None:
     with pytest.raises(UnknownSize, match=why):
         size(config)
-
-
-@pytest.mark.parametrize("text", ["not json", "[]"])
-def test_a_folder_without_a_readable_config_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UnknownSize, match=r"config\.json cannot be read \(No such file"):
-        kv_bytes_per_token(tmp_path, "auto", "auto", 1)
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UnknownSize, match=r"its config\.json"):
-        kv_bytes_per_token(tmp_path, "auto", "auto", 1)
 
 
 def test_a_folder_tells_its_size(tmp_path: Path) -> None:
