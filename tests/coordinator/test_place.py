@@ -89,15 +89,6 @@ async def test_the_reply_names_the_url_and_the_incarnation(pool: Pool) -> None:
     assert (placed.replica, placed.incarnation, placed.url) == ("r0", "life7", "http://r0.test:8000")
 
 
-async def test_prefill_backlog_outweighs_a_small_match(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    keys = chain(*range(10))
-    await own(client, keys[0], "r0")
-    await client.hset(KEYS.backlog_tokens, "r0", 5000)
-    placed = await place(pool, "a", keys)
-    assert (placed.replica, placed.why, placed.matched_tokens) == ("r1", "rebalanced", 0)
-
-
 async def test_a_follow_up_stays_where_the_answer_before_it_was_made(pool: Pool, client: redis.Redis) -> None:
     """No key tells who holds an answer, because keys are made of prompts. Here the answer is most of what r0 holds."""
     await register(pool, 2)
@@ -136,31 +127,6 @@ async def test_a_shallower_owner_is_a_partial_hit(pool: Pool, client: redis.Redi
     await client.hset(KEYS.backlog_tokens, "r0", 5000)
     placed = await place(pool, "a", keys)
     assert (placed.replica, placed.why, placed.matched_keys) == ("r1", "partial_hit", 7)
-
-
-async def test_above_the_load_guard_nobody_is_chosen_while_another_is_below(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 3)
-    keys = chain(*range(50))
-    for key in keys:
-        await own(client, key, "r0")
-    await client.hset(KEYS.active, mapping={"r0": 8, "r1": 2, "r2": 2})
-    assert (await place(pool, "a", keys)).replica in {"r1", "r2"}
-
-
-async def test_below_the_load_guard_a_busy_owner_still_is_worth_it(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 3)
-    keys = chain(*range(50))
-    for key in keys:
-        await own(client, key, "r0")
-    await client.hset(KEYS.active, mapping={"r0": 7, "r1": 2, "r2": 2})
-    assert (await place(pool, "a", keys)).replica == "r0"
-
-
-async def test_where_all_are_above_the_guard_the_cheapest_is_chosen(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    await client.hset(KEYS.active, mapping={"r0": 40, "r1": 39})
-    knobs = replace(KNOBS, max_active_requests=10)
-    assert (await place(pool, "a", chain(1), knobs=knobs)).replica == "r1"
 
 
 async def test_the_cap_on_active_requests_holds_while_another_is_below(pool: Pool, client: redis.Redis) -> None:

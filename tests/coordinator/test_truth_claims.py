@@ -232,29 +232,3 @@ async def test_a_warm_claim_is_asked_for_with_its_chain(pool: Pool, client: redi
     placed = await place(pool, "b", chain(1, 2))
     assert (placed.claimed_from, placed.report) == (0, True)
     assert (await chain_of(client, chain(1, 2)[1]) or "").split(" ")[-2:] == chain(1, 2)
-
-
-async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(
-    stream: Stream, pool: Pool, client: redis.Redis
-) -> None:
-    keys = chain(*range(10))
-    await stream.say(*gains(keys, medium="cpu"))
-    cold = await place(pool, "a", keys)
-    assert (cold.replica, cold.why, cold.matched_tokens) == ("r0", "hit", 1000)
-    pool.done("a")
-    for i, key in enumerate(keys):
-        used = await now_ms(client)
-        await client.hset(KEYS.own(key), "r1", f"life1 resident gpu 100 0 {used} 0 {100 * (i + 1)} aa")
-    await drained(pool)
-    for seed in range(8):
-        assert (await place(pool, "b", keys, seed=seed)).replica == "r1"
-        pool.done("b")
-        await drained(pool)
-
-
-async def test_a_token_in_cpu_memory_is_worth_its_credit(stream: Stream, pool: Pool) -> None:
-    keys = chain(*range(10))
-    await stream.say(*gains(keys, medium="cpu"))
-    told = await pool.explain(request("a", keys))
-    assert told is not None
-    assert b'"credit_tokens":800' in told

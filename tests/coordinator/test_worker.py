@@ -15,7 +15,6 @@ from tests.coordinator.stage import (
     KEYS,
     chain,
     drained,
-    drop,
     joined,
     now_ms,
     numbers,
@@ -51,25 +50,6 @@ async def start_of_life(client: redis.Redis, name: str, ago_ms: int) -> None:
     incarnation, state, capacity, since, floor, url = (await client.hget(KEYS.replicas, name)).split(" ")
     begun = int(since) - ago_ms
     await client.hset(KEYS.replicas, name, f"{incarnation} {state} {capacity} {begun} {floor} {url}")
-
-
-async def test_dropping_forgets_owner_holding_and_tokens(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 2)
-    keys = chain(1, 2, 3)
-    await place(pool, "a", keys, pinned="r0")
-    await place(pool, "b", keys, pinned="r1")
-    assert [await drop(pool, client, "r0", keys[1:]) for _ in range(2)] == [2, 0]
-    assert [sorted(await owners(client, key)) for key in keys] == [["r0", "r1"], ["r1"], ["r1"]]
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100, "r1": 300}
-    assert await client.zrange(KEYS.held("r0"), 0, -1) == keys[:1]
-
-
-async def test_what_fits_the_cache_is_left_alone(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1, capacity_tokens=10_000)
-    await start_of_life(client, "r0", 60_000)
-    await fill(pool, client, 5, 20)
-    assert await trimmed(pool) == 0
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 9_600}
 
 
 async def test_what_exceeds_the_cache_goes_least_recently_used_first_and_little_else(
@@ -188,11 +168,6 @@ async def test_chores_that_take_long_do_not_keep_the_next_heartbeat_waiting(
     await chores.tick()
     await chores.tick()
     assert 0 < await client.zcard(KEYS.held("r0")) < 20_001
-
-
-async def test_a_tick_without_a_connection_is_no_error(pool: Pool) -> None:
-    pool.detach()
-    await Worker(pool).tick()
 
 
 async def test_a_tick_that_fails_on_what_nobody_thought_of_is_logged(
