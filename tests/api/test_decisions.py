@@ -158,15 +158,3 @@ def test_kvgate_watch_prints_a_line_for_each(stage: Stage) -> None:
         assert process.wait() == 0
     for part in ("gw0", "200", CHAT, "sim", "→ r", "waited 0", request_id):
         assert part in lines[0]
-
-
-@pytest.mark.slow
-def test_kvgate_top_prints_the_cluster_once_where_there_is_no_terminal(stage: Stage) -> None:
-    with command(stage, "top") as process:
-        while process.poll() is None:
-            ask(stage, fresh("seen"), 0)
-        printed, errors = process.communicate()
-    assert (process.returncode, errors) == (0, "")
-    lines = [line.split() for line in printed.splitlines()]
-    assert {line[0] for line in lines if line[2:3] == ["ready"]} == {"r0", "r1", "r2"}
-    assert any(line[:1] == ["gw0"] for line in lines)

@@ -11,11 +11,6 @@ from tests.chaos.truth_stage import TruthStage
 from tests.polling import eventually
 
 AWAY_S = 10.0
-CAP = 10
-AGENT_WITH_SMALL_CAP = (
-    "import sys; from coordinator.agent import agent_store; agent_store.STREAM_CAP = int(sys.argv.pop(1));"
-    "from gateway.ops.cli import main; main()"
-)
 
 
 async def test_a_store_that_hung_is_told_what_changed_meanwhile(truth: TruthStage) -> None:

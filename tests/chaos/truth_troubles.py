@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from bench.cluster import SimReplica
 from tests.chaos.truth_stage import TruthStage
 from tests.polling import eventually
-
-
-@contextmanager
-def frozen_gateways(truth: TruthStage) -> Iterator[None]:
-    """Freezes the cluster's own gateways, which apply events."""
-    for gateway in truth.cluster.gateway_processes:
-        gateway.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for gateway in truth.cluster.gateway_processes:
-            gateway.signal(signal.SIGCONT)
 
 
 @asynccontextmanager
