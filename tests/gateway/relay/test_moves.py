@@ -131,57 +131,35 @@ async def test_a_request_is_blamed_for_silence_that_begins_with_it_if_no_longer_
         assert moves._is_stall(waiting, member, record) is is_blamed
 
 
-def states(count: int, *dead: int) -> dict[str, str]:
-    return {f"r{index}": "dead" if index in dead else "ready" for index in range(count)}
-
-
-def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> PoolDeaths:
-    """All replicas are ready at first. Each later moment names the dead replicas."""
+def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> frozenset[str]:
+    """Those that died alone. All replicas are ready at first. Each later moment names the dead replicas."""
     deaths = PoolDeaths()
-    deaths.observe(states(count), 0)
-    for at_s, dead in moments:
-        deaths.observe(states(count, *dead), at_s)
-    return deaths
+    for at_s, dead in ((0, ()), *moments):
+        deaths.observe({f"r{index}": "dead" if index in dead else "ready" for index in range(count)}, at_s)
+    return deaths.died_alone
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_one_of_any_number_dies_alone(count: int) -> None:
-    deaths = observed(count, (5, (0,)))
-    assert "r0" in deaths.died_alone
-    assert not any(f"r{index}" in deaths.died_alone for index in range(1, count))
+    assert observed(count, (5, (0,))) == {"r0"}
 
 
 def test_up_to_a_third_of_a_pool_dies_alone_and_more_does_not() -> None:
-    third = observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2)))
-    assert all(name in third.died_alone for name in ("r0", "r1", "r2"))
-    more = observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (4, (0, 1, 2, 3)))
-    assert not any(name in more.died_alone for name in ("r0", "r1", "r2", "r3"))
-
-
-def test_deaths_that_lie_further_apart_are_not_counted_together() -> None:
-    deaths = observed(3, (1, (0,)), (1 + DEATH_WINDOW_S, (0, 1)))
-    assert "r0" in deaths.died_alone
-    assert "r1" in deaths.died_alone
+    assert observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2))) == {"r0", "r1", "r2"}
+    assert observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (4, (0, 1, 2, 3))) == frozenset()
+    assert observed(3, (1, (0,)), (1 + DEATH_WINDOW_S, (0, 1))) == {"r0", "r1"}, "these lie further apart"
 
 
 def test_who_died_with_others_does_not_die_alone_later_by_lying_there() -> None:
-    deaths = observed(3, (1, (0, 1)), (1 + 2 * DEATH_WINDOW_S, (0, 1)))
-    assert "r0" not in deaths.died_alone
-    deaths.observe(states(3, 1), 100)
-    deaths.observe(states(3, 0, 1), 101)
-    assert "r0" in deaths.died_alone
-    assert "r1" not in deaths.died_alone
+    together = ((1, (0, 1)), (1 + 2 * DEATH_WINDOW_S, (0, 1)))
+    assert observed(3, *together) == frozenset()
+    assert observed(3, *together, (100, (1,)), (101, (0, 1))) == {"r0"}
 
 
-def test_a_replica_that_hangs_is_dead_and_one_that_was_never_ready_has_not_died() -> None:
+def test_a_replica_that_hangs_is_dead_and_one_that_was_never_ready_or_was_forgotten_is_not() -> None:
     deaths = PoolDeaths()
     deaths.observe({"r0": "dead", "r1": "ready"}, 0)
     deaths.observe({"r0": "dead", "r1": "hung"}, 1)
-    assert "r0" not in deaths.died_alone
-    assert "r1" in deaths.died_alone
-
-
-def test_a_replica_that_was_forgotten_is_not_dead_any_more() -> None:
-    deaths = observed(3, (1, (0,)))
-    deaths.observe({"r1": "ready", "r2": "ready"}, 2)
-    assert "r0" not in deaths.died_alone
+    assert deaths.died_alone == {"r1"}
+    deaths.observe({"r0": "dead"}, 2)
+    assert deaths.died_alone == frozenset()

@@ -25,26 +25,6 @@ async def test_text_and_its_token_ids_are_one_prompt(replica: RunningReplica) ->
     assert len(set(answers)) == 1
 
 
-async def test_a_stream_of_several_prompts_interleaves_their_choices(replica: RunningReplica) -> None:
-    plain = await replica.openai.completions.create(model="sim", prompt=["a", "b"], max_tokens=3)
-    stream = await replica.openai.completions.create(
-        model="sim",
-        prompt=["a", "b"],
-        max_tokens=3,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    texts = ["", ""]
-    usage = None
-    async for chunk in stream:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-    assert texts == [choice.text for choice in plain.choices]
-    assert usage is not None
-    assert usage.completion_tokens == 6
-
-
 async def test_token_ids_are_returned_with_each_choice_where_they_are_asked_for(replica: RunningReplica) -> None:
     request = {"model": "sim", "prompt": [[1, 2], [3]], "max_tokens": 3}
     _, answer = await replica.post("/v1/completions", {**request, "return_token_ids": True})
@@ -54,13 +34,3 @@ async def test_token_ids_are_returned_with_each_choice_where_they_are_asked_for(
         assert text["prompt"] == choice["text"]
     _, plain = await replica.post("/v1/completions", request)
     assert {(choice["token_ids"], choice["prompt_token_ids"]) for choice in plain["choices"]} == {(None, None)}
-
-
-async def test_a_stream_has_the_prompts_token_ids_in_the_first_chunk_of_each_choice(replica: RunningReplica) -> None:
-    request = {"model": "sim", "prompt": [[1, 2], [3]], "max_tokens": 2, "return_token_ids": True}
-    _, answer = await replica.post("/v1/completions", request)
-    choices = [chunk["choices"][0] for chunk in await replica.chunks("/v1/completions", request)]
-    for index, plain in enumerate(answer["choices"]):
-        mine = [choice for choice in choices if choice["index"] == index]
-        assert [choice["prompt_token_ids"] for choice in mine] == [plain["prompt_token_ids"], None]
-        assert [choice["token_ids"] for choice in mine] == [[each] for each in plain["token_ids"]]

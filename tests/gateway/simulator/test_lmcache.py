@@ -119,18 +119,6 @@ async def test_what_cpu_memory_keeps_is_fetched_and_sent_once(start_replica: Sta
     assert (told["fetched_bytes"], told["sent_bytes"], told["held_bytes"]) == (3 * KV_BYTES,) * 3
 
 
-async def test_a_replica_without_a_redis_never_asks_for_one(start_replica: StartReplica) -> None:
-    replica = await start_replica(**_SMALL, lmcache=in_cpu(8))
-    prompt = list(range(1, 3 * CHUNK + 2))
-    await complete(replica, prompt)
-    await forget_gpu(replica)
-    assert await complete(replica, prompt) == 3 * CHUNK
-    told = (await replica.state())["lmcache"]
-    assert told == {"fetched_bytes": 0, "kept_bytes": 3 * KV_BYTES, "held_bytes": 3 * KV_BYTES, "sent_bytes": 0}
-    await forget_gpu(replica, "?reset_external=true")
-    assert await complete(replica, prompt) == 0
-
-
 async def test_cpu_memory_drops_what_was_used_least_recently_deepest_first(start_replica: StartReplica) -> None:
     replica = await start_replica(**_SMALL, lmcache=in_cpu(3))
     old, new = list(range(1, 2 * CHUNK + 2)), list(range(100, 100 + 2 * CHUNK))
