@@ -28,6 +28,16 @@ def test_blocks_stored_in_doubt_are_uncertain_until_counts_are_trusted_again() -
     assert held.remove(removed(1, 2)) == [1]
 
 
+def test_a_block_that_was_uncertain_is_counted_when_it_is_stored_anew() -> None:
+    held = table(stored([1]))
+    held.doubt()
+    held.trust()
+    held.remove(removed(1))
+    held.store(stored([1]))
+    held.store(stored([1]))
+    assert held.remove(removed(1)) == []
+
+
 def test_a_block_known_by_a_report_alone_is_uncertain() -> None:
     held = BlockTable()
     held.store(stored([1]), reporting=True)

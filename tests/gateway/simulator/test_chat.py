@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import hypothesis.strategies as st
@@ -78,34 +77,6 @@ async def test_with_continuous_usage_each_chunk_tells_the_tokens_of_its_choice(
     told = [(chunk.choices, chunk.usage) async for chunk in stream]
     assert sorted((choices[0].index, usage.completion_tokens) for choices, usage in told if choices and usage) == tokens
     assert len({usage.total_tokens - usage.completion_tokens for _, usage in told if usage}) == bool(tokens)
-
-
-@pytest.mark.parametrize(
-    ("tool_choice", "finish_reason"),
-    [("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")],
-)
-async def test_a_forced_tool_is_called_with_arguments_that_fit_its_schema(
-    replica: RunningReplica, tool_choice: Any, finish_reason: str
-) -> None:
-    create = replica.openai.chat.completions.create
-    answer = await create(model="sim", messages=_QUESTION, tools=_TOOLS, tool_choice=tool_choice)
-    assert answer.choices[0].finish_reason == finish_reason
-    assert answer.choices[0].message.tool_calls is not None
-    (call,) = answer.choices[0].message.tool_calls
-    assert call.type == "function"
-    arguments = json.loads(call.function.arguments)
-    assert call.function.name == "weather"
-    assert isinstance(arguments["city"], str)
-    assert arguments["unit"] in ("C", "F")
-    assert isinstance(arguments["days"], int)
-
-    stream = await create(model="sim", messages=_QUESTION, tools=_TOOLS, tool_choice=tool_choice, stream=True)
-    streamed = ""
-    async for chunk in stream:
-        for delta in chunk.choices[0].delta.tool_calls or []:
-            assert delta.function is not None
-            streamed += delta.function.arguments or ""
-    assert streamed == call.function.arguments
 
 
 async def test_tools_are_rendered_into_the_prompt_whatever_the_tool_choice(replica: RunningReplica) -> None:

@@ -48,31 +48,6 @@ async def test_the_openai_client_parses_what_a_model_of_pydantics_asks_for(repli
         await client.chat.completions.parse(model="sim", messages=_QUESTION, response_format=Plan, max_tokens=4)
 
 
-async def test_every_api_answers_as_a_schema_says(replica: RunningReplica) -> None:
-    schema = {"type": "object", "properties": {"at": {"enum": [1, 2]}, "of": {"const": "ä"}}, "required": ["at", "of"]}
-    forced = {"tools": [{"type": "function", "function": {"name": "look", "parameters": schema}}]}
-    _, chat = await replica.post(
-        "/v1/chat/completions", {"messages": _QUESTION, **forced, "tool_choice": "required", "model": "sim"}
-    )
-    _, completion = await replica.post(
-        "/v1/completions", {"prompt": "x", "max_tokens": 64, "response_format": json_schema(schema)}
-    )
-    text = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}
-    response = await replica.openai.responses.create(model="sim", input="x", text=text)  # type: ignore[call-overload]
-    _, message = await replica.post(
-        "/v1/messages",
-        {"model": "sim", "max_tokens": 64, "messages": _QUESTION, "output_config": {"format": {"schema": schema}}},
-    )
-    texts = [
-        chat["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"],
-        completion["choices"][0]["text"],
-        response.output_text,
-        message["content"][0]["text"],
-    ]
-    for each in texts:
-        Draft202012Validator(schema).validate(json.loads(each))
-
-
 _TREE = {
     "type": "object",
     "properties": {

@@ -72,16 +72,6 @@ async def test_processes_that_are_deaf_are_gone_within_5_s(children: Children, t
     assert len(stopped.killed) == 4
 
 
-async def test_what_gateways_leave_of_the_time_is_for_agents_and_replicas(children: Children, tmp_path: Path) -> None:
-    slow = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.5)); print('up', flush=True)"
-    await speaking(children.start("gateway", "gw0", SLEEP, tmp_path / "gw0"))
-    for kind in ("agent", "replica"):
-        command = [sys.executable, "-c", f"{slow}; signal.pause()"]
-        await speaking(children.start(kind, kind, command, tmp_path / kind))  # type: ignore[arg-type]
-    async with asyncio.timeout(5):
-        assert str(await stop(children.processes)) == "stopped 3 processes"
-
-
 async def test_secrets_are_in_a_childs_environment_and_not_on_its_command_line(
     children: Children, tmp_path: Path
 ) -> None:
