@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.tracing.request_trace import Parent, RequestTrace
+from gateway.tracing.request_trace import RequestTrace
 from gateway.tracing.span_writer import SpanWriter
 from tests import otlp
 from tests.otlp import spans_of
@@ -61,28 +60,6 @@ def test_of_many_requests_each_tells_its_own() -> None:
     roots = [span for span in written(*traces) if span["name"] == "chat m"]
     assert [root["kvgate.request_id"] for root in roots] == [f"{at}" for at in range(len(traces))]
     assert [root["kvgate.tenant"] for root in roots] == tenants
-
-
-def test_every_field_of_a_span_is_written() -> None:
-    traces = list[RequestTrace]()
-    trace = RequestTrace(traces.append, Parent(2**128 - 1, 2**64 - 1, 1, "a=b"))
-    trace.placing()
-    trace.failed("full")
-    trace.end("chat", {**RECORD, "status": 500})
-    message = ExportTraceServiceRequest.FromString(SpanWriter({"service.name": "kvgate"}, "1.2").message(trace))
-    (of_gateway,) = message.resource_spans
-    (of_scope,) = of_gateway.scope_spans
-    place, whole = of_scope.spans
-    assert otlp.attributes(of_gateway.resource.attributes) == {"service.name": "kvgate"}
-    assert (of_scope.scope.name, of_scope.scope.version) == ("kvgate", "1.2")
-    assert place.trace_id == whole.trace_id == b"\xff" * 16
-    assert (whole.parent_span_id, place.parent_span_id) == (b"\xff" * 8, whole.span_id)
-    assert (place.kind, whole.kind) == (Span.SPAN_KIND_INTERNAL, Span.SPAN_KIND_SERVER)
-    assert place.trace_state == whole.trace_state == "a=b"
-    assert place.status.code == whole.status.code == Status.STATUS_CODE_ERROR
-    assert (place.flags, whole.flags) == (0x101, 0x301), "sampled; the parent is known, and the whole's is remote"
-    assert 0 < whole.start_time_unix_nano <= place.start_time_unix_nano
-    assert place.end_time_unix_nano <= whole.end_time_unix_nano
 
 
 def test_messages_joined_are_one_message_with_the_spans_of_all() -> None:

@@ -159,40 +159,6 @@ async def test_a_connection_that_says_something_unasked_is_not_used_again(raw: R
     assert raw.connections == 2
 
 
-async def test_a_stream_reaches_its_sink_piece_by_piece(raw: RawReplica, upstream: Upstream) -> None:
-    go_on = asyncio.Event()
-
-    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await raw.head(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        for piece in (b"one", b"two", b"end"):
-            writer.write(b"3\r\n" + piece + b"\r\n")
-            await go_on.wait()
-            go_on.clear()
-        writer.write(b"0\r\n\r\n")
-        await reader.read()
-
-    raw.serve = stream
-    answer = await get(upstream, raw)
-    assert not await answer.gathered(0, lambda _: True)
-    got = [answer.look()]
-    assert got == [b"one"]
-    got.clear()
-
-    def sink(piece: bytes) -> bool:
-        got.append(piece)
-        go_on.set()
-        return True
-
-    async def drained() -> None:
-        raise AssertionError
-
-    go_on.set()
-    await answer.relay(sink, drained)
-    assert got == [b"one", b"two", b"end"]
-    assert await rest(answer) == b""
-
-
 async def test_a_sink_that_is_full_stops_the_replica_and_loses_nothing(raw: RawReplica, upstream: Upstream) -> None:
     size = 50 * 2**20
     written = 0
