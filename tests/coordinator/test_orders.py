@@ -201,12 +201,6 @@ async def test_each_model_name_has_its_own_replicas(many: Pool, client: redis.Re
         assert await client.hget(KEYS.subset_active, subset.digest) == "1"
 
 
-async def test_a_store_that_lost_its_data_is_told_the_subset_again(many: Pool, client: redis.Redis) -> None:
-    await client.flushall()
-    assert (await place(many, "a", chain(1))).why == "cold"
-    assert len((await orders(client, subset_of(many).digest))["good"]) == MANY
-
-
 async def test_a_subset_that_no_gateway_uses_any_more_is_removed(
     many: Pool, redis_server: RedisServer, client: redis.Redis
 ) -> None:

@@ -152,13 +152,6 @@ async def test_a_pool_first_used_while_up_is_connected_at_once(store: Store) -> 
     assert (await place(pool, "a", chain(1))).replica == "r0"
 
 
-async def test_two_pools_share_nothing_but_the_connection(store: Store) -> None:
-    one, two = await serving(store), store.pool("n")
-    two.register(replica("r0"))
-    await place(one, "a", chain(1), pinned="r0")
-    assert (await place(two, "a", chain(1))).why == "cold"
-
-
 async def test_leaving_gives_back_and_is_not_undone_by_the_next_heartbeat(
     store: Store, own_server: RedisServer
 ) -> None:

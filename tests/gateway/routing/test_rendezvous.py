@@ -25,13 +25,6 @@ def test_the_order_does_not_depend_on_how_the_replicas_are_listed() -> None:
         assert order_of(MANY, affinity) == order_of(MANY[::-1], affinity)
 
 
-def test_a_replica_that_leaves_or_dies_moves_only_what_it_had() -> None:
-    for affinity in affinities(200):
-        without = [replica for replica in order_of(REPLICAS, affinity) if replica != "r2"]
-        assert order_of([r for r in REPLICAS if r != "r2"], affinity) == without
-        assert order_of(REPLICAS, affinity, without="r2") == without
-
-
 def test_in_a_large_fleet_a_replica_that_leaves_or_dies_moves_hardly_anything_else() -> None:
     fewer = [replica for replica in MANY if replica != "r2"]
     firsts = [

@@ -30,17 +30,6 @@ async def test_a_stream_tells_the_official_sequence_of_events(replica: RunningRe
     assert completed.response.usage.output_tokens == 3
 
 
-async def test_a_stored_response_is_continued_and_its_turn_is_cached(replica: RunningReplica) -> None:
-    first = await replica.openai.responses.create(model="sim", input="tell me more " * 30)
-    second = await replica.openai.responses.create(model="sim", input="go on", previous_response_id=first.id)
-    assert first.usage is not None
-    assert second.usage is not None
-    assert second.usage.input_tokens > first.usage.input_tokens
-    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens // 16 * 16
-    retrieved = await replica.openai.responses.retrieve(first.id)
-    assert retrieved.output_text == first.output_text
-
-
 async def test_cancelling_a_background_response_takes_it_out_of_the_engine(
     start_replica: StartReplica,
 ) -> None:

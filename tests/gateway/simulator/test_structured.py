@@ -120,14 +120,3 @@ async def test_a_schema_to_which_it_finds_no_document_is_a_bad_request(replica: 
     body = {"model": "sim", "messages": _QUESTION, "response_format": json_schema(schema)}
     status, answer = await replica.post("/v1/chat/completions", body)
     assert (status, answer["error"]["type"]) == (400, "BadRequestError")
-
-
-async def test_choices_and_expressions_are_kept_to(replica: RunningReplica) -> None:
-    for outputs, expected in (({"choice": ["yes", "no"]}, {"yes", "no"}), ({"regex": "^(?:yes|no)$"}, {"yes"})):
-        found = set()
-        for prompt in "abcdef":
-            body = {"prompt": prompt, "max_tokens": 99, "structured_outputs": outputs}
-            _, answer = await replica.post("/v1/completions", body)
-            found.add(answer["choices"][0]["text"])
-            assert answer["choices"][0]["finish_reason"] == "stop"
-        assert found == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import http.server
-import io
 import json
 import os
 import pty
@@ -22,13 +21,11 @@ from typing import Any
 
 import httpx
 import pytest
-from rich.console import Console
 
 from bench.cluster import SimReplica
-from gateway.ops.cli import up as cli_up
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
-from gateway.ops.local.state_dir import Cluster, read_processes
+from gateway.ops.local.state_dir import read_processes
 from tests import polling
 from tests.gateway.ops.cli.conftest import COMMAND, Kvgate
 from tests.redis_server import RedisServer, running_redis
@@ -238,15 +235,6 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
         assert up.wait(20) == 0
     assert kvgate.alive() == []
     assert not (kvgate.state_dir / "cluster.json").exists()
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_only_programs_that_are_installed_are_suggested(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
-    monkeypatch.setattr(cli_up, "find_spec", lambda _name: is_installed or None)
-    shown = io.StringIO()
-    layout = Cluster("http://127.0.0.1:8080", "redis://127.0.0.1:6379", [], [])
-    cli_up._show_next_steps(Console(file=shown), layout, "sim", Path(".kvgate"), None)
-    assert ("import openai" in shown.getvalue()) == is_installed
 
 
 def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_with_one(
