@@ -73,13 +73,6 @@ def test_every_variable_is_used_and_none_is_missing(file: Path) -> None:
     assert set(re.findall(r"\$\{?(?!__)(\w+)", text)) == there
 
 
-def test_dashboards_are_told_apart_and_share_a_name() -> None:
-    boards = [dashboard(file) for file in DASHBOARDS]
-    names = ("routing", "latency", "queue", "store", "fleet")
-    assert {board["uid"] for board in boards} == {f"kvgate-{name}" for name in names}
-    assert all(board["title"].startswith("KVGate / ") for board in boards)
-
-
 def test_compose_gives_grafana_what_its_provisioning_names() -> None:
     service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]
     mounted = {target: ROOT / source for source, target, _ in (each.split(":") for each in service["volumes"])}

@@ -14,7 +14,7 @@ import pytest
 from bench import record
 from bench.faults import __main__ as command
 from bench.faults import results
-from bench.faults.page import PAGE, line, write
+from bench.faults.page import PAGE, write
 from bench.faults.row import Row, Section
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +22,6 @@ GOOD = Row("redis-scripts", 2, "c0de", "abc", requests=100, right_after_s=1.9, g
 GOOD_WAITING = replace(
     GOOD, waits=True, waiting=12, waited=90, placed=100, longest_wait_s=2.34, cap=4, most_active=4, most_running=4
 )
-SCRIPTS = "| redis-scripts | Redis forgets all scripts (SCRIPT FLUSH) |"
 Run = Callable[..., int]
 
 
@@ -131,12 +130,6 @@ def test_goals_of_the_queue_are_judged_where_requests_wait() -> None:
         (replace(GOOD_WAITING, seats_left="left of the queue: fair"), "left of the queue: fair"),
     ):
         assert harmed.judged().missed == (named,)
-
-
-def test_a_line_of_the_page_tells_excused_answers_apart_and_why_a_fault_was_not_measured() -> None:
-    told = replace(GOOD, failed=4, late=1, latest_s=6.0, late_excused=7, predicted=24).judged()
-    assert line(told) == f"{SCRIPTS} 100 | 4 | 0 | 1 (7) | 1.9 s | none left | 24 of 24 | missed |"
-    assert line(replace(GOOD, skipped="a|b")) == f"{SCRIPTS} | | | | | | | not measured: a\\|b |"
 
 
 def test_the_published_page_is_made_of_the_published_results(tmp_path: Path) -> None:

@@ -109,13 +109,6 @@ async def test_the_next_turn_hits_the_whole_previous_turn_and_its_answer(replica
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == known_tokens // 16 * 16
 
 
-async def test_tenants_with_different_salts_share_nothing(replica: RunningReplica) -> None:
-    text = "some words " * 50
-    assert await replica.cached_tokens(text, cache_salt="a") == 0
-    assert await replica.cached_tokens(text, cache_salt="b") == 0
-    assert await replica.cached_tokens(text, cache_salt="a") > 0
-
-
 async def test_a_prompt_longer_than_the_cache_is_refused(start_replica: StartReplica) -> None:
     replica = await start_replica(num_gpu_blocks=8)
     with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens"):

@@ -66,7 +66,7 @@ OWNERS = ("owners", "--text", "Hello")
             "--gateway: is 'localhost:1'; must be a URL, like http:",
         ),
         (("status", "--state-dir", "none"), "no cluster is up"),
-        (("hash-key",), "hash-key"),
+        (("hash-key",), "no key on stdin; pipe one in"),
         (("replica-sim", "--lmcache", "chunks=64"), "chunks is none of cpu_gb, redis_url, chunk_tokens"),
         (("replica-sim", "--lmcache", "cpu_gb=much"), "could not convert string to float: 'much'"),
         (("replica-sim", "--lmcache", "chunk_tokens=64"), "lmcache needs CPU memory or a Redis"),

@@ -75,11 +75,6 @@ def test_what_the_base_says_in_vain_is_named_with_the_option_that_says_it(tmp_pa
     assert not_used(Plan(tmp_path), {"redis": {"budget_ms": 50}, "replicas": []}) == []
 
 
-def test_a_policy_that_is_none_is_named_by_its_option(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"^--policy: is 'fastest'; must be one of 'prefix_kv_aware'"):
-        settings_of(Plan(tmp_path, policy="fastest"))
-
-
 def test_a_bad_base_is_named_with_each_of_its_problems_on_a_line(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text("port: 0\nprot: 1\n")
