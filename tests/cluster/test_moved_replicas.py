@@ -25,12 +25,6 @@ MODEL = "kvgate/moves"
 
 
 @pytest.fixture
-def rare_checks() -> Iterator[None]:
-    with constants({"gateway.replicas.health_checks.INTERVAL_S": 4}):
-        yield
-
-
-@pytest.fixture
 def short_memory() -> Iterator[None]:
     with constants({"gateway.replicas.health_checks.FORGET_S": 1}):
         yield

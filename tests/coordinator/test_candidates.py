@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
-from coordinator.breaker import OPEN_MS
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import (
     KEYS,
