@@ -11,8 +11,6 @@ import orjson
 _Record = TypeVar("_Record")
 _DIGITS = 15
 """How many digits a number may have; see lua/lib/safe.lua."""
-_MARK = "?"
-"""The beginning of the marks that scripts leave beside sums: see lua/lib/safe.lua."""
 GOOD_MS = 10**_DIGITS - 1
 """Stands for the end of a lease that is good and whose end is not known."""
 _AGENT_FIELDS = 5
@@ -106,8 +104,7 @@ class ReplicaFigures:
     @classmethod
     def parse(cls, active: Sequence[bytes], engines: Sequence[bytes]) -> ReplicaFigures:
         """The two hashes, as flat replies. What cannot be read is left out."""
-        counts = {name: count for name, count in each(active, _count).items() if not name.startswith(_MARK)}
-        return cls(counts, each(engines, _figures))
+        return cls(each(active, _count), each(engines, _figures))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """The chores of a pool, done by the gateway that holds its worker lease, with each heartbeat: records that cannot be
-read are repaired (repair.py), then the keys that replicas are believed to hold are kept true and within bounds
+read are looked for (repair.py), then the keys that replicas are believed to hold are kept true and within bounds
 (held_keys.py).
 
 Each heartbeat looks at some of the replicas, those first that have waited longest. What is due goes into a queue
@@ -87,8 +87,6 @@ class Worker:
 
     async def _look(self, state: PoolState) -> None:
         """Find out what is due, for the replicas whose turn it is, and put it into the queue."""
-        for recount in self._repair.due_recounts(state):
-            self._queue.add(recount, is_urgent=False)
         turn = self._turn(state)
         for first in range(0, len(turn), _LOOKS_AT_ONCE):
             names = turn[first : first + _LOOKS_AT_ONCE]

@@ -27,7 +27,7 @@ if cursor ~= known_cursor or (record and current == nil) then
   return 0
 end
 if is_lost then
-  tell(cursors_key, replica)
+  tell(cursors_key, 'cursors', replica)
 end
 redis.call('HSET', cursors_key, replica, stream_id .. ' ' .. number)
 if incarnation ~= current then

@@ -7,9 +7,7 @@
 -- KEYS
 --   hash    agents, replicas, asks
 --   list    measured:<replica>
---   hash    engines, entries
---   stream  events:<replica>
---   hash    cursors, restating
+--   hash    engines, entries, cursors, restating
 -- ARGV
 --   text    replica, agent, incarnation
 --   number  lease_ms: 0 if the agent leaves
@@ -38,7 +36,7 @@ if holder and holder ~= agent and tonumber(until_ms) >= now then
   return { 'held', math.min(tonumber(until_ms) - now, lease_ms) } -- it is longer only if the clock went back
 end
 if record ~= '' and holder == nil then
-  tell(agents_key, replica)
+  tell(agents_key, 'agents', replica)
 end
 if lease_ms == 0 then
   write('HDEL', restating_key, replica)
@@ -61,7 +59,7 @@ local measured = redis.call('LRANGE', measured_key, 0, -1)
 if counters ~= '' then
   check_hashes(engines_key)
 end
-local entries = entries_of(entries_key, replica, events_key, cursors_key, floor)
+local entries = entries_of(entries_key, replica, cursors_key, floor)
 if seq == '' then
   seq = watched == incarnation and last_seq or '-1'
 end

@@ -66,7 +66,7 @@ local function lapsed_gateways()
   local gateways, lapsed = redis.call('HGETALL', gateways_key), {}
   for i = 1, #gateways, 2 do
     local known_epoch, until_text = string.match(gateways[i + 1], '^(%d+) (%d+)')
-    if until_text then -- repair.lua mends a record that cannot be read
+    if until_text then
       local until_ms = end_in_time(tonumber(until_text), back_ms, latest_ms, latest_ms)
       if jumped_ms > 0 and known_epoch ~= '0' then
         until_ms = until_ms + jumped_ms
@@ -156,7 +156,8 @@ local function renew_speeds()
   in_parts(changed, function(...) write('HSET', speeds_key, ...) end)
 end
 
--- Makes all lines and writes those that differ. Returns the new id and version.
+-- Makes all lines and writes those that differ. The line of a replica whose record cannot be read stays as it was: from it
+-- the chores write the record again (see repair). Returns the new id and version.
 local function renew_view(id, version)
   correct_worker()
   local agents, open_until = agents_lines(), open_untils()
@@ -169,7 +170,7 @@ local function renew_view(id, version)
   for i = 1, #replicas, 2 do
     local name = replicas[i]
     local line = (open_until[name] or '-') .. ' 1' .. (agents[name] or '') .. '\n' .. replicas[i + 1]
-    if stood[name] ~= line and name ~= '?' then -- "?" is no replica's name
+    if stood[name] ~= line and is_replica(name, replicas[i + 1]) then
       lines[#lines + 1], lines[#lines + 2] = name, line
       changed[#changed + 1] = name
     end

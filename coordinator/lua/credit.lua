@@ -32,9 +32,9 @@ for i = 1, #KEYS - OWN_OFFSET do
   end
   if of ~= incarnation then
     local claim = incarnation .. ' claim gpu ' .. span .. ' 0 ' .. now_text .. ' -'
-    write_counted(owned_tokens_key, '', own_key, replica, claim)
+    write_counted('own', own_key, replica, claim)
     if record and of == nil then
-      mark(owned_tokens_key, replica, 1)
+      tell(own_key, 'own', replica)
     end
     redis.call('ZADD', held_key, now_text, key)
     credited, added_tokens = credited + 1, added_tokens + tonumber(span)

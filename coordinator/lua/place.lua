@@ -427,7 +427,7 @@ do
       if is_new then -- most often: so this is short
         redis.call('HSET', key, replica, record)
       else
-        write_counted(owned_tokens_key, '', key, replica, record)
+        write_counted('own', key, replica, record)
       end
       claimed_tokens = claimed_tokens + span
       if claimed_from == 0 then

@@ -36,7 +36,7 @@ if holder ~= agent or current ~= incarnation then
 end
 check_hashes(owned_tokens_key, asks_key)
 redis.call('ZCARD', held_key)
-if entries_of(entries_key, replica, events_key, cursors_key, floor) ~= last_entry then
+if entries_of(entries_key, replica, cursors_key, floor) ~= last_entry then
   return -1
 end
 local number = last_entry + 1
@@ -49,7 +49,7 @@ redis.call('HSET', entries_key, replica, number_text)
 
 local _, applied, is_lost = cursor_of(cursors_key, replica)
 if is_lost then
-  tell(cursors_key, replica)
+  tell(cursors_key, 'cursors', replica)
 end
 if applied ~= last_entry then -- an older agent said what no gateway has applied: all said before this is void
   floor = number_text

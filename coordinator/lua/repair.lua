@@ -1,261 +1,310 @@
--- Finds records of the pool that cannot be read, and repairs them. The gateway that does the chores runs it. Values
--- that follow from other records are computed again (load from `flight`, the count of entries from the stream). A
--- replica's record is written again as it was last read. An unreadable record that nobody knows is dropped. A key of
--- another type is deleted. Sums over dropped records are computed again: load here, in one step; for owned_tokens the
--- script returns the replicas (see recount). An agent whose records were dropped is asked to say everything again.
--- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended.
--- The script makes the names of reaped, progress, forgotten, draining, rates, speeds, waiting, waiting_tokens, paces, patient, fair, holds,
--- flight:<gateway>, budgets:<gateway>, bound:<slot>, held:<replica>, events:<replica> and measured:<replica> from its
--- KEYS.
+-- Finds what cannot be read in a pool's keys, and counts and names it. Everybody ignores such records. What depends on
+-- them becomes right again in one of four ways, which holds for a whole kind of records.
+-- "drop": the record goes; its writer writes it again.
+-- "load": it goes, too. Then the sums of load and of tenants are made again from what is in flight, in one step.
+-- "void": a replica's residency is void, as if the replica was registered again: its since_ms is now. So what it used
+-- before counts no more, owned_tokens begin at 0, and an agent is asked to say everything again. What it does not say
+-- again is swept. Without an agent, what was used before is trimmed.
+-- "keep": the record stays: flights, budgets and drain marks are nowhere else.
+-- A replica's record is written again as `view` has it. A gateway gets a lease of 0: it states its requests again, or is
+-- reaped.
+-- A key of another type is deleted, and then the same happens.
+--
+-- A replica is voided at most once in `rest_ms`: the field "void <replica>" of `unreadable` tells when it was voided last.
+-- Until then its owned_tokens are "void", which nothing can be added to.
+--
+-- Records of a later version are no garbage. A record can be read if it begins with the fields that this version knows;
+-- more may follow behind a space. Words (states, modes, kinds) may be any. In hashes that hold several things (`leases`,
+-- `tenants`), fields that this version does not know are left alone. Sums are numbers and nothing else, because scripts
+-- add to them. A version that cannot keep to this needs another key.
+--
+-- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended. The names of
+-- keys that are not among its KEYS are made from these.
 --
 -- KEYS
---   hash    replicas, active, backlog_tokens, owned_tokens, gateways, breakers, agents, engines, leases, asks, reports
---   hash    entries, cursors, tiers, tenants
---   string  turn
---   hash    unreadable
+--   hash    replicas, gateways, agents, asks, active, backlog_tokens, owned_tokens, view, tenants, unreadable
 -- ARGV
 --   number  part: of the records, 1 at first
---   number  offset: how many records of this part were checked already
+--   number  offset: how many records of this part are left; 0: all
 --   number  at_most: about how many records to check
---   flag    check_flight: look through what is in flight as well
---   flag    has_known: whether the next argument is given
---   text    known(replica, record)...: the replicas' records as they were last read
--- Returns {what could not be read (flat triples: key, field, how many), the replicas whose owned_tokens must be summed,
--- the part at which to go on (0: all was checked), the offset there}. The part is -1 if the call must be made again with
--- `known`; then nothing was changed.
+--   flag    is_full: check what is kept and all sums of what is in flight as well
+--   number  rest_ms
+-- Returns {what could not be read (flat triples: kind, field, how many), the part at which to go on (0: all was checked),
+-- the offset there}.
 
 -- include time
 -- include tables
 -- include load
--- include owned
--- include entries
+-- include view
 
-local UNSERVED_MS = 300000
-local base = string.match(replicas_key, '^(.*:)[^:]+$')
-local found, must_sum_load = {}, false
-local replicas_to_sum, last_known = {}, {}
-for i = KNOWN_OFFSET + 1, #ARGV, KNOWN_SIZE do
-  last_known[ARGV[i]] = ARGV[i + 1]
-end
+local UNSERVED_MS, MOST_VOIDED = 300000, 64
+local base, now = base_of(replicas_key), now_ms()
+local found, must_sum, voided = {}, {}, 0
 
 local function note(kind, field, times)
   found[#found + 1], found[#found + 2], found[#found + 3] = kind, field, times
 end
 
-local READS = {
-  string = { 'STRLEN' }, hash = { 'HLEN' }, zset = { 'ZCARD' }, list = { 'LRANGE', 0, 0 },
+local function is_figure(text)
+  return is_number(text) or (#text < 64 and string.find(text, '^%d+%.%d+$') ~= nil)
+end
+
+-- A check of a record: it is printable, begins so, and its captures are numbers.
+local function begins(pattern)
+  return function(text)
+    local parts = { string.match(text .. ' ', pattern) }
+    for _, part in ipairs(parts) do
+      if type(part) == 'string' and not is_figure(part) then
+        return false
+      end
+    end
+    return parts[1] ~= nil and not string.find(text, '[^\32-\126]')
+  end
+end
+
+-- A check of a sum. "?" and a replica's name is the mark of an older version that the replica's sum is wrong.
+local function is_sum(text, field)
+  return is_number(text) and string.sub(field, 1, 1) ~= '?'
+end
+
+local function is_engine(text)
+  local is_json, counters = pcall(cjson.decode, text)
+  return is_json and type(counters) == 'table'
+end
+
+local is_lease, is_time = begins('^%S+ (%d+) '), begins('^(%d+) ')
+local LEASES = { tick = is_time, worker = is_lease, orders = is_lease }
+local TENANTS = { active = is_number, requests = is_figure, tokens = is_figure }
+
+-- Hashes: their name, the check of a record, and what follows if one is removed. With `fields`, only these are checked.
+local HASHES = {
+  { 'replicas', function(text, field) return is_replica(field, text) end, 'restore' },
+  { 'gateways', begins('^(%d+) (%d+) '), 'lapse' },
+  { 'breakers', begins('^(%d+) (%d+) %d ') },
+  { 'agents', begins('^%S+ %S+ (%d+) %S+ %d (%d+) %-?%d+ ') },
+  { 'engines', is_engine },
+  { 'leases', function(text, field) return LEASES[field](text) end, fields = { 'tick', 'worker', 'orders' } },
+  { 'asks', begins('^()%l+ ') },
+  { 'reports', is_time },
+  { 'entries', is_number },
+  { 'cursors', begins('^(%d+)%-(%d+) (%d+) ') },
+  { 'tiers', begins('^()[%d.e?-]+ [%d.e?-]+ ') },
+  { 'forgotten', is_time },
+  { 'reaped', fields = {} },
+  { 'progress', fields = {} },
+  { 'bound:0', is_number, fields = { '@', '@bytes' } },
+  { 'bound:1', is_number, fields = { '@', '@bytes' } },
+  { 'rates', is_time },
+  { 'speeds', is_time },
+  { 'waiting', is_number },
+  { 'waiting_tokens', is_number },
+  { 'holds', begins('^(%d+) (%d+) ') },
+  { 'paces', begins('^(%d+) ([%d.]+) (%d+) ') },
+  { 'patient', is_number },
+  { 'fair', is_figure },
+  { 'tenants', function(text, field)
+    local check = TENANTS[string.match(field, '^%l*')]
+    return not check or check(text)
+  end, 'tenants' },
+  { 'draining', is_lease, 'keep', fields = not is_full and {} or nil },
+  { 'active', is_sum, 'load' },
+  { 'backlog_tokens', is_sum, 'load' },
+  { 'owned_tokens', is_sum, 'void' },
 }
 
--- Whether the key was of another type; then it is gone.
-local function was_foreign(key, wanted, kind, field)
+-- What follows, for the field of a record; "": for all.
+local FOLLOW = {}
+
+function FOLLOW.load()
+  must_sum.load = true
+end
+
+function FOLLOW.tenants()
+  must_sum.tenants = true
+end
+
+function FOLLOW.lapse(gateway)
+  if gateway ~= '' and not string.find(gateway, '[^\33-\126]') then
+    redis.call('HSET', gateways_key, gateway, '0 0')
+  end
+end
+
+function FOLLOW.restore(replica)
+  local lines = replica == '' and pairs_of(view_key) or { [replica] = field_of(view_key, replica) or '' }
+  for name, line in pairs(lines) do
+    local record = string.match(line, '\n(.*)$') or ''
+    if is_replica(name, record) then
+      redis.call('HSET', replicas_key, name, record)
+    end
+  end
+  must_sum.load = true
+end
+
+-- The residency is to be void as soon as it may be.
+function FOLLOW.doubt(replica)
+  local names = replica == '' and redis.pcall('HKEYS', replicas_key) or { replica }
+  for i = 1, #names do
+    write('HSET', owned_tokens_key, names[i], 'void')
+  end
+end
+
+function FOLLOW.void(replica)
+  local head, since_ms, behind = string.match(field_of(replicas_key, replica) or '', '^(%S+ %S+ %d+) (%d+)(.*)')
+  local last_ms = sum_of(field_of(unreadable_key, 'void ' .. replica))
+  if replica == '' or (head and (math.abs(now - last_ms) < rest_ms or voided == MOST_VOIDED)) then
+    FOLLOW.doubt(replica)
+  elseif head then
+    local since_text = string.format(' %d', math.max(now, tonumber(since_ms)) + 1)
+    redis.call('HSET', replicas_key, replica, head .. since_text .. behind)
+    redis.call('HSET', owned_tokens_key, replica, 0)
+    redis.call('HSET', unreadable_key, 'void ' .. replica, string.format('%d', now))
+    if field_of(agents_key, replica) and not field_of(asks_key, replica) then
+      write('HSET', asks_key, replica, 'restate')
+    end
+    must_sum.load, voided = true, voided + 1 -- what is in flight belongs to the same life
+  end
+end
+
+local READS = { string = { 'STRLEN' }, hash = { 'HLEN' }, zset = { 'ZCARD' }, list = { 'LRANGE', 0, 0 } }
+
+-- Deletes a key of another type.
+local function check_type(key, wanted, kind, of, follows)
   local reply
   if wanted == 'stream' then
     reply = redis.pcall('XREAD', 'COUNT', 1, 'STREAMS', key, '$')
   else
     reply = redis.pcall(READS[wanted][1], key, unpack(READS[wanted], 2))
   end
-  if type(reply) ~= 'table' or not string.find(reply.err or '', 'WRONGTYPE') then
-    return false
-  end
-  redis.call('UNLINK', key)
-  note(kind, field, 1)
-  return true
-end
-
--- Has the replica's agent, if there is one, say all again.
-local function ask_again(replica)
-  if field_of(agents_key, replica) and not field_of(asks_key, replica) then
-    write('HSET', asks_key, replica, 'restate')
+  if type(reply) == 'table' and string.find(reply.err or '', 'WRONGTYPE') then
+    redis.call('UNLINK', key)
+    note(kind, of, 1)
+    if follows then
+      FOLLOW[follows](of)
+    end
   end
 end
 
--- A check of a record: the pattern holds, its captures are numbers, and all of it is printable.
-local function record_of(pattern)
-  return function(text)
-    local numbers = { string.match(text, pattern) }
-    for _, number in ipairs(numbers) do
-      if type(number) == 'string' and not is_number(number) then
-        return false
+-- Which of so many records are next: those behind the first number, up to the second. A pass goes from the last to the
+-- first, so what is removed moves only records that were checked already. `left` is how many it has not checked yet; 0: all.
+local function piece_of(count, left, at_once)
+  local last = left > 0 and math.min(left, count) or count
+  return math.max(0, last - at_once), last
+end
+
+-- This and the next two return how many records they have checked, and how many are left.
+local function check_hash(left, one)
+  local name, is_readable, follows = unpack(one, 1, 3)
+  local key, kind = name == 'tenants' and tenants_key or base .. name, string.match(name, '^[^:]+')
+  if left == 0 then
+    check_type(key, 'hash', kind, string.match(name, ':(.*)$') or '', follows)
+  end
+  local fields = one.fields or redis.call('HKEYS', key)
+  local first, last = piece_of(#fields, left, at_most)
+  local records = last > 0 and redis.call('HMGET', key, unpack(fields, first + 1, last)) or {}
+  for i = 1, #records do
+    local field, text = fields[first + i], records[i]
+    if text and (string.find(field, '[^\32-\126]') or not is_readable(text, field)) then
+      if text ~= 'void' then
+        note(kind, field, 1)
       end
-    end
-    return numbers[1] ~= nil and not string.find(text, '[^\32-\126]')
-  end
-end
-
--- The next records of a hash: flat pairs, and the offset behind them (0: these were the last). `weight`: how many
--- records of other hashes one of these costs.
-local function piece_of(key, from, weight)
-  local names = redis.pcall('HKEYS', key)
-  local last = math.min(#names, from + math.ceil(at_most / (weight or 1)))
-  local pairs_found = {}
-  if from < last then
-    local values = redis.call('HMGET', key, unpack(names, from + 1, last))
-    for i = 1, #values do
-      pairs_found[2 * i - 1], pairs_found[2 * i] = names[from + i], values[i]
-    end
-  end
-  return pairs_found, last < #names and last or 0
-end
-
--- Takes out of a hash what does not pass the check, or puts there what `instead` returns. Returns whether anything was,
--- how many records were checked, and the offset behind them.
-local function tidy(key, kind, from, is_readable, instead)
-  local changed = from == 0 and was_foreign(key, 'hash', kind, '')
-  local flat, behind = piece_of(key, from)
-  for i = 1, #flat, 2 do
-    local field, text = flat[i], flat[i + 1]
-    local is_name = not string.find(field, '[^\32-\126]')
-    if not is_name or not is_readable(text, field) then
-      note(kind, field, 1)
-      local other = is_name and instead and instead(field)
-      if other then
-        redis.call('HSET', key, field, other)
-      else
+      if follows ~= 'keep' then
         redis.call('HDEL', key, field)
-        behind = behind > 0 and math.max(1, behind - 1) or 0
       end
-      changed = true
-    end
-  end
-  return changed, #flat / 2, behind
-end
-
-local PARTS = {}
-
-local function add_part(key, kind, is_readable, instead)
-  PARTS[#PARTS + 1] = function(from)
-    local _, checked, behind = tidy(key, kind, from, is_readable, instead)
-    return checked, behind
-  end
-end
-
-local is_lease, is_time = record_of('^%S+ (%d+)'), record_of('^(%d+)')
-
--- The replicas come first: other records are checked against them.
-local is_replica = record_of('^%S+ %l+ (%d+) (%d+) (%d+) %S')
-local must_know = false
-PARTS[1] = function(from)
-  if has_known then
-    local had_replicas = type(redis.pcall('HLEN', replicas_key)) == 'number'
-    local changed, checked, behind =
-      tidy(replicas_key, 'replicas', from, is_replica, function(replica) return last_known[replica] end)
-    must_sum_load = must_sum_load or changed
-    if not had_replicas then
-      for replica, record in pairs(last_known) do
-        redis.call('HSET', replicas_key, replica, record)
-      end
-    end
-    return checked, behind
-  end
-  local flat, behind = piece_of(replicas_key, from, 2)
-  must_know = type(redis.pcall('HLEN', replicas_key)) ~= 'number'
-  for i = 1, #flat, 2 do
-    must_know = must_know or string.find(flat[i], '[^\32-\126]') ~= nil or not is_replica(flat[i + 1])
-  end
-  return #flat, behind
-end
-
--- The keys that a replica has of its own.
-PARTS[2] = function(from)
-  local flat, behind = piece_of(replicas_key, from, 4)
-  for i = 1, #flat, 2 do
-    local replica = flat[i]
-    if was_foreign(base .. 'held:' .. replica, 'zset', 'held', replica) then
-      ask_again(replica)
-    end
-    was_foreign(base .. 'events:' .. replica, 'stream', 'events', replica)
-    was_foreign(base .. 'measured:' .. replica, 'list', 'measured', replica)
-  end
-  return #flat * 2, behind
-end
-
-local SINGLE_HASHES = { 'reaped', 'progress' }
-PARTS[3] = function()
-  for i = 1, #SINGLE_HASHES do
-    was_foreign(base .. SINGLE_HASHES[i], 'hash', SINGLE_HASHES[i], '')
-  end
-  for slot = 0, 1 do
-    local key = base .. 'bound:' .. slot
-    if not was_foreign(key, 'hash', 'bound', tostring(slot)) then
-      local told = redis.call('HMGET', key, '@', '@bytes')
-      if not is_number(told[1] or '0') or not is_number(told[2] or '0') then
-        redis.call('UNLINK', key)
-        note('bound', tostring(slot), 1)
+      if FOLLOW[follows] then
+        FOLLOW[follows]((string.gsub(field, '^%?', '')))
       end
     end
   end
-  if not was_foreign(turn_key, 'string', 'turn', '') and not is_number(redis.call('GET', turn_key) or '0') then
-    redis.call('UNLINK', turn_key)
+  return #records, first
+end
+
+-- The keys of its own that each replica, or each gateway, has: the hash with their names, and the kinds of keys.
+local function check_own_keys(left, one)
+  local names, kinds = redis.pcall('HKEYS', one[1]), { unpack(one, 2) }
+  local first, last = piece_of(#names, left, math.ceil(at_most / 4))
+  for i = first + 1, last do
+    for _, kind in ipairs(kinds) do
+      check_type(base .. kind[1] .. ':' .. names[i], kind[2], kind[1], names[i], kind[3])
+    end
+  end
+  return #kinds * (last - first), first
+end
+
+-- What scripts have told, and the only string.
+local function check_notes()
+  check_type(unreadable_key, 'hash', 'unreadable', '')
+  check_type(base .. 'turn', 'string', 'turn', '')
+  if not is_number(redis.call('GET', base .. 'turn') or '0') then
+    redis.call('UNLINK', base .. 'turn')
     note('turn', '', 1)
   end
-  return 8, 0
-end
-
-add_part(breakers_key, 'breakers', record_of('^(%d+) (%d+) %d'))
-add_part(agents_key, 'agents', record_of('^%S+ %S+ (%d+) %S+ %d (%d+) %-?%d+'))
-add_part(engines_key, 'engines', function(text)
-  local is_json, figures = pcall(cjson.decode, text)
-  return is_json and type(figures) == 'table'
-end)
-add_part(leases_key, 'leases', function(text, field)
-  if field == 'worker' or string.find(field, '^events:') then
-    return is_lease(text)
+  must_sum.load, must_sum.tenants = is_full, is_full
+  for field, text in pairs(pairs_of(unreadable_key)) do
+    local kind, of = string.match(field, '^%?(%S*) (.*)$')
+    if kind then
+      note(kind, of, math.max(1, sum_of(text)))
+      redis.call('HDEL', unreadable_key, field)
+      must_sum.load = must_sum.load or kind == 'flight'
+      if kind == 'own' or kind == 'held' then
+        FOLLOW.doubt(of)
+      end
+    elseif string.find(field, '^void ') and math.abs(now - sum_of(text)) >= rest_ms then
+      redis.call('HDEL', unreadable_key, field)
+    end
   end
-  return is_time(text) or not (field == 'tick' or string.find(field, '^applier:'))
-end)
-add_part(asks_key, 'asks', function(text) return string.find(text, '^%l+$') end)
-add_part(reports_key, 'reports', is_time)
-add_part(base .. 'forgotten', 'forgotten', is_time)
-add_part(base .. 'draining', 'draining', is_lease)
-add_part(tiers_key, 'tiers', function(text) return string.find(text, '^[%d.e?-]+ [%d.e?-]+$') end)
-
--- What waits. Gateways put their seats back into lines that are lost.
-add_part(base .. 'rates', 'rates', is_number)
-add_part(base .. 'speeds', 'speeds', is_number)
-for _, kind in ipairs({ 'waiting', 'waiting_tokens' }) do
-  add_part(base .. kind, kind, function(text, field) return is_number(text) and string.find(field, '^%d+ %S+$') end)
+  return 1, 0
 end
-add_part(base .. 'holds', 'holds', record_of('^(%d+) (%d+)$'))
-add_part(base .. 'paces', 'paces', function(text) return #text < 64 and string.find(text, '^%d+ [%d.]+ %d+$') end)
-add_part(base .. 'patient', 'patient', is_number)
-add_part(base .. 'fair', 'fair', function(text) return #text < 64 and string.find(text, '^[%d.]+$') end)
 
--- Limits: what is in flight is counted again where a count could not be read, and with `check_flight`.
-local must_count_tenants = check_flight
-PARTS[#PARTS + 1] = function(from)
-  local changed, checked, behind = tidy(tenants_key, 'tenants', from, function(text, field)
-    local kind = string.match(field, '^(%l+) %S+ ?%S*$')
-    return (kind == 'active' and is_number(text)) or
-      ((kind == 'requests' or kind == 'tokens') and #text < 32 and string.find(text, '^%d+%.?%d*$'))
-  end)
-  must_count_tenants = must_count_tenants or changed
-  return checked, behind
+local PARTS = {
+  { check_notes },
+  { check_own_keys, { replicas_key, { 'held', 'zset', 'doubt' }, { 'events', 'stream' }, { 'measured', 'list' } } },
+  { check_own_keys, { gateways_key, { 'flight', 'hash', 'load' }, { 'budgets', 'hash', 'tenants' } } },
+}
+for _, one in ipairs(HASHES) do
+  PARTS[#PARTS + 1] = { check_hash, one }
 end
-PARTS[#PARTS + 1] = function()
-  local gateways = redis.pcall('HKEYS', gateways_key)
-  for i = 1, #gateways do
-    local key = base .. 'budgets:' .. gateways[i]
-    must_count_tenants = was_foreign(key, 'hash', 'budgets', gateways[i]) or must_count_tenants
+
+-- Makes active and backlog_tokens again. Entries of the current incarnation count, whenever that was registered.
+local function sum_load()
+  local lives, active, backlog = {}, {}, {}
+  for replica, record in pairs(pairs_of(replicas_key)) do
+    lives[replica] = { string.match(record, '^(%S+) %S+ %d+ (%d+) %d+ %S') }
+    active[replica], backlog[replica] = 0, 0
   end
-  return #gateways, 0
+  for gateway in pairs(pairs_of(gateways_key)) do
+    local flight_key = base .. 'flight:' .. gateway
+    for id, entry in pairs(pairs_of(flight_key)) do
+      local replica, incarnation, since_ms, tokens, tip = string.match(entry, '^(%S+) (%S+) (%d+) (%d+) (%S.*)')
+      if not replica or not is_number(tokens) then
+        note('flight', gateway, 1)
+      elseif lives[replica] and incarnation == lives[replica][1] then
+        if since_ms ~= lives[replica][2] then
+          redis.call('HSET', flight_key, id, table.concat({ replica, incarnation, lives[replica][2], tokens, tip }, ' '))
+        end
+        active[replica], backlog[replica] = active[replica] + 1, backlog[replica] + tonumber(tokens)
+      end
+    end
+  end
+  for replica in pairs(lives) do
+    write('HSET', active_key, replica, string.format('%d', active[replica]))
+    write('HSET', backlog_tokens_key, replica, string.format('%d', backlog[replica]))
+  end
 end
 
 -- Whether a gateway beats in another pool of this Redis, or did lately. If not, nobody gives back what it counts.
 local function is_served(pool)
   local leases = string.match(base, '^(.*{)') .. pool .. string.match(base, '(}.*)$') .. 'leases'
-  return sum_of(field_of(leases, 'tick')) > now_ms() - UNSERVED_MS
+  return sum_of(field_of(leases, 'tick')) > now - UNSERVED_MS
 end
 
 -- Counts the requests in flight of each tenant in this pool, and adds up those of all pools. Buckets that are empty go.
-local function count_tenants()
-  local pool, active, totals, now = string.match(base, '{(.-)}'), {}, {}, now_ms()
+local function sum_tenants()
+  local pool, active, totals = string.match(base, '{(.-)}'), {}, {}
   for gateway in pairs(pairs_of(gateways_key)) do
-    local key = base .. 'budgets:' .. gateway
-    for reservation, entry in pairs(pairs_of(key)) do
-      local tenant, in_flight = string.match(entry, '^(%S+) %d+ %d+ ([01])$')
+    for _, entry in pairs(pairs_of(base .. 'budgets:' .. gateway)) do
+      local tenant, in_flight = string.match(entry, '^(%S+) %d+ %d+ ([01])')
       if not tenant then
         note('budgets', gateway, 1)
-        redis.call('HDEL', key, reservation)
       elseif in_flight == '1' then
         active[tenant] = (active[tenant] or 0) + 1
       end
@@ -265,7 +314,7 @@ local function count_tenants()
     local kind, tenant, of = string.match(field, '^(%l+) (%S+) ?(%S*)$')
     if kind == 'active' and of ~= '' and of ~= pool and is_served(of) then
       totals[tenant] = (totals[tenant] or 0) + sum_of(text)
-    elseif kind == 'active' or sum_of(text) <= now then
+    elseif kind == 'active' or (TENANTS[kind] and sum_of(text) <= now) then
       redis.call('HDEL', tenants_key, field)
     end
   end
@@ -278,176 +327,25 @@ local function count_tenants()
   end
 end
 
--- A gateway whose lease cannot be read has none: it states its requests again, or is reaped.
-add_part(gateways_key, 'gateways', record_of('^(%d+) (%d+)'), function() return '0 0' end)
-
--- How far streams have come, and were applied. Without a cursor a stream is read from its start, below what it says
--- last.
-add_part(entries_key, 'entries', is_number)
-PARTS[#PARTS + 1] = function(from)
-  if from == 0 and was_foreign(cursors_key, 'hash', 'cursors', '') then
-    for replica in pairs(pairs_of(replicas_key)) do
-      ask_again(replica)
-    end
-  end
-  local flat, behind = piece_of(cursors_key, from, 2)
-  for i = 1, #flat, 2 do
-    local _, _, is_lost = cursor_of(cursors_key, flat[i])
-    if is_lost then
-      note('cursors', flat[i], 1)
-      redis.call('HDEL', cursors_key, flat[i])
-      behind = behind > 0 and math.max(1, behind - 1) or 0
-      ask_again(flat[i])
-    end
-  end
-  return #flat, behind
-end
-PARTS[#PARTS + 1] = function(from)
-  local flat, behind = piece_of(replicas_key, from, 3)
-  for i = 1, #flat, 2 do
-    local floor = string.match(flat[i + 1], '^%S+ %S+ %d+ %d+ (%d+)')
-    entries_of(entries_key, flat[i], base .. 'events:' .. flat[i], cursors_key, floor)
-  end
-  return #flat, behind
-end
-
--- Load: summed again where either sum, or something in flight, could not be read.
-PARTS[#PARTS + 1] = function(from)
-  local changed, checked, behind = tidy(active_key, 'active', from, function(text, field)
-    if string.sub(field, 1, 1) ~= '?' then
-      return is_number(text)
-    end
-    must_sum_load = true
-    if sum_of(text) > 0 then
-      note('flight', '', sum_of(text))
-    end
-    redis.call('HDEL', active_key, field)
-    return true
-  end)
-  must_sum_load = must_sum_load or changed
-  return checked, behind
-end
-PARTS[#PARTS + 1] = function(from)
-  local changed, checked, behind = tidy(backlog_tokens_key, 'backlog_tokens', from, is_number)
-  must_sum_load = must_sum_load or changed
-  return checked, behind
-end
-PARTS[#PARTS + 1] = function()
-  local gateways = redis.call('HKEYS', gateways_key)
-  must_sum_load = must_sum_load or check_flight
-  for i = 1, #gateways do
-    must_sum_load = was_foreign(base .. 'flight:' .. gateways[i], 'hash', 'flight', gateways[i]) or must_sum_load
-  end
-  return #gateways, 0
-end
-
-local function sum_load()
-  local replicas, active, backlog = pairs_of(replicas_key), {}, {}
-  for replica in pairs(replicas) do
-    active[replica], backlog[replica] = 0, 0
-  end
-  local is_entry = record_of('^%S+ %S+ %d+ (%d+) %S')
-  for gateway in pairs(pairs_of(gateways_key)) do
-    local flight_key = base .. 'flight:' .. gateway
-    for id, entry in pairs(pairs_of(flight_key)) do
-      local replica, incarnation, since_ms, tokens = string.match(entry, '^(%S+) (%S+) (%S+) (%S+)')
-      if not is_entry(entry) then
-        note('flight', gateway, 1)
-        redis.call('HDEL', flight_key, id)
-      elseif replicas[replica] then
-        local current, current_since = string.match(replicas[replica], '^(%S+) %S+ %S+ (%S+)')
-        if incarnation == current and since_ms == current_since then
-          active[replica], backlog[replica] = active[replica] + 1, backlog[replica] + tonumber(tokens)
-        end
-      end
-    end
-  end
-  for replica in pairs(replicas) do
-    write('HSET', active_key, replica, string.format('%d', active[replica]))
-    write('HSET', backlog_tokens_key, replica, string.format('%d', backlog[replica]))
-  end
-end
-
--- Owned tokens: which replicas' are to be summed again. The mark stays until that begins.
-local function sum_owned(replica)
-  mark(owned_tokens_key, replica, 0)
-  replicas_to_sum[#replicas_to_sum + 1] = replica
-end
-PARTS[#PARTS + 1] = function(from)
-  local must_sum_all = from == 0 and was_foreign(owned_tokens_key, 'hash', 'owned_tokens', '')
-  local flat, behind = piece_of(owned_tokens_key, from)
-  for i = 1, #flat, 2 do
-    local field, text = flat[i], flat[i + 1]
-    local replica = string.match(field, '^%?(.*)$')
-    if replica then
-      local lost = sum_of(text)
-      if lost > 0 then
-        note('own', replica, lost)
-        for _, of in ipairs(replica == '' and redis.call('HKEYS', replicas_key) or { replica }) do
-          ask_again(of)
-        end
-      end
-      must_sum_all = must_sum_all or replica == ''
-      if field_of(replicas_key, replica) then
-        redis.call('HSET', owned_tokens_key, field, 0)
-        sum_owned(replica)
-      else
-        redis.call('HDEL', owned_tokens_key, field)
-      end
-    elseif not is_number(text) then
-      note('owned_tokens', field, 1)
-      redis.call('HDEL', owned_tokens_key, field)
-      if field_of(replicas_key, field) then
-        sum_owned(field)
-      end
-    end
-  end
-  if must_sum_all then
-    for _, replica in ipairs(redis.call('HKEYS', replicas_key)) do
-      sum_owned(replica)
-    end
-  end
-  return #flat / 2, behind
-end
-
--- What other scripts found and replaced.
-PARTS[#PARTS + 1] = function()
-  was_foreign(unreadable_key, 'hash', 'unreadable', '')
-  for field, times in pairs(pairs_of(unreadable_key)) do
-    local key, of = string.match(field, '^%?(%S*) (.*)$')
-    if key then
-      note(key, of, sum_of(times))
-      redis.call('HDEL', unreadable_key, field)
-    end
-  end
-  return 1, 0
-end
-
 local checked = 0
-while part <= #PARTS and checked < at_most and not must_know do
-  local count
-  count, offset = PARTS[part](offset)
+while part <= #PARTS and checked < at_most do
+  local check, one, count = unpack(PARTS[part], 1, 2)
+  count, offset = check(offset, one)
   checked = checked + 1 + count
   part = offset == 0 and part + 1 or part
 end
-if must_know then
-  return { {}, {}, -1, 0 }
-end
-if must_sum_load then
+if must_sum.load then
   sum_load()
 end
-if must_count_tenants then
-  count_tenants()
+if must_sum.tenants then
+  sum_tenants()
 end
 
--- What was found stays to be seen: for each key how often, when last, and where.
-if #found > 0 then
-  local now_text = string.format('%d', now_ms())
-  for i = 1, #found, 3 do
-    local before = string.match(field_of(unreadable_key, found[i]) or '', '^(%d+)') or '0'
-    local times = string.format('%d', (is_number(before) and tonumber(before) or 0) + found[i + 2])
-    local where = string.gsub(string.sub(found[i + 1], 1, 64), '[^\33-\126]', '?')
-    write('HSET', unreadable_key, found[i], times .. ' ' .. now_text .. ' ' .. (where == '' and '-' or where))
-  end
+-- What was found stays to be seen: for each kind how often, when last, and where.
+for i = 1, #found, 3 do
+  local before = string.match(field_of(unreadable_key, found[i]) or '', '^(%d+)') or '0'
+  local times = string.format('%d', (is_number(before) and tonumber(before) or 0) + found[i + 2])
+  local where = string.gsub(string.sub(found[i + 1], 1, 64), '[^\33-\126]', '?')
+  write('HSET', unreadable_key, found[i], times .. ' ' .. string.format('%d', now) .. ' ' .. (where == '' and '-' or where))
 end
-return { found, replicas_to_sum, part <= #PARTS and part or 0, offset }
+return { found, part <= #PARTS and part or 0, offset }

@@ -7,7 +7,7 @@ import platform
 from contextlib import suppress
 from typing import Any
 
-from coordinator.chores.repair import KEYS
+from coordinator.chores.repair import KINDS
 from coordinator.errors import StoreError
 from coordinator.pool.demand import read_demand
 from coordinator.redis.time_limit import answered
@@ -150,8 +150,8 @@ class Status:
         metrics.uploads.set(self._admission.uploads.taken)
         metrics.held_bytes.set(self._admission.held_bytes.taken)
         pools = [self._store.pool(name) for name in self._store.pool_names()]
-        for key in KEYS:
-            metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
+        for kind in KINDS:
+            metrics.unreadable.inc(kind, by=sum(pool.unreadable.pop(kind, 0) for pool in pools))
         metrics.chores_lag_s.clear()
         for each in pools:
             metrics.queue_waiting.labels(each.name).set(each.waiting + each.held.requests)

@@ -261,7 +261,7 @@ class Metrics:
             self.store_late.inc(cause, by=0)  # increase() needs a start
         self.unreadable = FastCounter(
             "kvgate_unreadable_records",
-            "Unreadable records in Redis that this gateway found and repaired, by key.",
+            "Unreadable records in Redis that this gateway found, by key.",
             ("key",),
             registry,
         )

@@ -1,4 +1,5 @@
-"""Garbage in any key: placements, chores and agents go on, and all sums become right again."""
+"""Garbage in any key: requests, chores and agents go on, what was found is named, and the map and all sums are right
+again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from coordinator import breaker
 from coordinator.agent.agent_store import AgentStore
 from coordinator.agent.engine_session import Handover
 from coordinator.chores import repair
-from coordinator.chores.repair import CHECK_FLIGHT_EVERY_MS
+from coordinator.chores.repair import FULL_EVERY_MS
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
@@ -64,15 +65,13 @@ HASHES = {
 }
 """Every hash, with a field that scripts read."""
 OTHERS = ("turn", "held:r0", "measured:r0", "events:r0", "view_changes", *QUEUE)
+TYPE = "a key of another type"
+KEPT = ("flight:gw0", "budgets:gw0", "draining")
+"""What no repair changes."""
 
 
 def key_of(name: str) -> str:
     return KEYS.tenants if name == "tenants" else KEYS.anchor.removesuffix("-") + name
-
-
-def marks_of(value: Any) -> Any:
-    """For each key alone, only a few values run by default. All values run in the test that fills all keys at once."""
-    return () if value in ("", "nan", b"\xff\xfe", "life1 claim", "9" * 40) else pytest.mark.slow
 
 
 def name_of(value: Any) -> str:
@@ -81,8 +80,7 @@ def name_of(value: Any) -> str:
 
 @dataclass
 class Cluster:
-    """One pool with two replicas. An agent follows r0. Each replica has one request in
-    flight."""
+    """One pool with two replicas. An agent follows r0. Each replica has one request in flight."""
 
     pool: Pool
     chores: Worker
@@ -133,9 +131,13 @@ class Cluster:
         await self.chores.tick()
 
     async def _agent(self) -> None:
+        """Like an agent, it says everything again if it is asked to, or if the stream has gone on without it."""
         answer = await attend(self.link, counters={"running": 1.0})
         await Handover.find(self.link, answer, may_wait=False)
         await self.link.bindings([PROMPT[-1]], elsewhere_is_report=False)
+        if answer.asked == "restate" or answer.entries != self.link._entries:
+            self.link._entries = answer.entries
+            await say_all(self.link, gains(PROMPT), 5)
         await self.link.publish(gains(PROMPT), 0.0, 5)
 
     async def _read(self) -> None:
@@ -143,6 +145,53 @@ class Cluster:
         await read_chains(self.pool.read, self.pool.keys, PROMPT)
         await is_unchanged(self.pool, "r0", PROMPT[0], "1")
         await find(self.pool, "resp", None)
+
+    async def damage(self, key: str, value: Any) -> None:
+        """Writes the value into the key's field, or replaces the key by one of another type."""
+        if value != TYPE:
+            await self.client.hset(key_of(key), HASHES[key], value)
+            return
+        await self.client.delete(key_of(key))
+        if key == "turn":
+            await self.client.rpush(key_of(key), "x")
+        else:
+            await self.client.set(key_of(key), "x")
+
+    async def found(self) -> dict[str, str]:
+        """The kinds of records that could not be read, and the field of the last of each."""
+        told = await self.client.hgetall(KEYS.unreadable)
+        return {kind: text.split(" ")[2] for kind, text in told.items() if kind[0] != "?" and " " not in kind}
+
+    async def is_placing(self) -> None:
+        """A placement is right at once, before any repair: the store places it and writes its complete records."""
+        for policy in ("prefix_kv_aware", "round_robin"):
+            for keys in (PROMPT, chain("new", 1, 2)):
+                asked = request(f"{policy}{keys[-1]}", keys, knobs=PolicyKnobs(policy))
+                placed = await self.pool.place(asked)
+                assert placed is not None
+                entry = await self.client.hget(KEYS.flight("gw0"), asked.reservation)
+                assert entry.split(" ")[:2] == [placed.replica, "life1"]
+                assert await self.client.hget(KEYS.own(keys[-1]), placed.replica)
+                self.pool.done(asked.reservation)
+                await drained(self.pool)
+                assert not await self.client.hexists(KEYS.flight("gw0"), asked.reservation)
+
+    async def is_right_again(self) -> None:
+        """Some heartbeats later the store places requests, r0 is exact, and all sums are right."""
+        for _ in range(6):
+            await self.live()
+        placed = await place(self.pool, "after", PROMPT)
+        assert placed.why == "hit"
+        self.pool.done("after")
+        await drained(self.pool)
+        ledger = Ledger(self.client, "m")
+        sums = await ledger.sums()
+        assert sums.problems() == []
+        assert sums.counted == {"r0": 1, "r1": 1}, "the requests in flight"
+        assert await ledger.ownership_problems() == []
+        assert set(await ledger.replicas()) == {"r0", "r1"}
+        assert (await self.pool.beat()).is_exact("r0")
+        assert await self.link.is_applied(await self.link.publish(gains(PROMPT), 0.0, 5))
 
 
 @pytest.fixture
@@ -162,210 +211,57 @@ async def cluster(
         yield cluster
 
 
-async def mended(cluster: Cluster) -> None:
-    """Runs the cluster until all damage is repaired: the store places requests, r0 is exact, and all sums are right."""
-    for _ in range(6):
-        await cluster.live()
-        cluster.chores._repair._recounts.clear()  # makes the second sum now, instead of 2 s later
-    placed = await place(cluster.pool, "after", PROMPT)
-    assert placed.why == "hit"
-    cluster.pool.done("after")
-    await drained(cluster.pool)
-    ledger = Ledger(cluster.client, "m")
-    assert (await ledger.sums()).problems() == []
-    assert await ledger.ownership_problems() == []
-    assert set(await ledger.replicas()) == {"r0", "r1"}
-    fleet = await cluster.pool.beat()
-    assert fleet.is_exact("r0")
-    number = await cluster.link.publish(gains(PROMPT), 0.0, 5)
-    assert await cluster.link.is_applied(number)
-    assert (await ledger.sums()).counted == {"r0": 1, "r1": 1}, "the requests in flight"
+CASES = [
+    *((key, value) for key in HASHES for value in ("", "nan", b"\xff\xfe")),
+    *((key, TYPE) for key in (*HASHES, *OTHERS)),
+]
 
 
-@pytest.mark.parametrize("value", [pytest.param(value, marks=marks_of(value)) for value in VALUES], ids=name_of)
-@pytest.mark.parametrize("key", HASHES)
-async def test_garbage_in_any_field_is_survived_and_mended(cluster: Cluster, key: str, value: Any) -> None:
-    await cluster.client.hset(key_of(key), HASHES[key], value)
-    await mended(cluster)
-
-
-async def test_fields_whose_names_cannot_be_read_go(cluster: Cluster) -> None:
-    names = dict.fromkeys(("gateways", "replicas", "breakers", "active", "owned_tokens"), b"\xff\xfe")
-    for key, name in names.items():
-        await cluster.client.hset(key_of(key), name, "1 1")
-    await mended(cluster)
-    for key, name in names.items():
-        assert not await cluster.client.hexists(key_of(key), name), key
-
-
-@pytest.mark.parametrize("key", [*HASHES, *OTHERS])
-async def test_a_key_of_another_type_is_survived_and_mended(cluster: Cluster, key: str) -> None:
-    await cluster.client.delete(key_of(key))
-    if key == "turn":
-        await cluster.client.rpush(key_of(key), "x")
-    else:
-        await cluster.client.set(key_of(key), "x")
-    await mended(cluster)
-
-
-PLACES_READ = [key for key in HASHES if key not in ("replicas", "gateways")]
-
-
-async def placed_whole(cluster: Cluster) -> None:
-    """A placement is right at once, before any repair: the store places it and writes its complete records."""
-    new = chain("new", 1, 2)
-    for policy in ("prefix_kv_aware", "round_robin"):
-        for keys in (PROMPT, new):
-            asked = request(f"{policy}{keys[-1]}", keys, knobs=PolicyKnobs(policy))
-            placed = await cluster.pool.place(asked)
-            assert placed is not None
-            entry = await cluster.client.hget(KEYS.flight("gw0"), asked.reservation)
-            assert entry.split(" ")[:2] == [placed.replica, "life1"]
-            assert await cluster.client.hget(KEYS.own(keys[-1]), placed.replica)
-            cluster.pool.done(asked.reservation)
-            await drained(cluster.pool)
-            assert not await cluster.client.hexists(KEYS.flight("gw0"), asked.reservation)
-
-
-@pytest.mark.parametrize("value", ["", "nan", b"\xff\xfe"], ids=name_of)
-@pytest.mark.parametrize("key", PLACES_READ)
-async def test_a_placement_beside_garbage_is_whole_at_once(cluster: Cluster, key: str, value: Any) -> None:
-    await cluster.client.hset(key_of(key), HASHES[key], value)
-    await placed_whole(cluster)
-    await mended(cluster)
-
-
-@pytest.mark.parametrize("key", [*PLACES_READ, "turn"])
-async def test_a_placement_beside_a_key_of_another_type_is_whole_at_once(cluster: Cluster, key: str) -> None:
-    await cluster.client.delete(key_of(key))
-    await cluster.client.rpush(key_of(key), "x")
-    await placed_whole(cluster)
-    await mended(cluster)
+@pytest.mark.parametrize(("key", "value"), CASES, ids=name_of)
+async def test_garbage_in_any_key_stops_nothing_and_all_is_right_again(cluster: Cluster, key: str, value: Any) -> None:
+    await cluster.damage(key, value)
+    if key not in ("replicas", "gateways"):
+        await cluster.is_placing()
+    await cluster.is_right_again()
 
 
 @pytest.mark.parametrize("value", VALUES, ids=name_of)
-async def test_garbage_everywhere_at_once_is_survived_and_mended(cluster: Cluster, value: Any) -> None:
-    for key, field in HASHES.items():
-        await cluster.client.hset(key_of(key), field, value)
-    await mended(cluster)
-
-
-@pytest.mark.parametrize("value", VALUES, ids=name_of)
-async def test_garbage_in_what_is_no_hash_is_survived_and_mended(cluster: Cluster, value: Any) -> None:
+async def test_garbage_everywhere_at_once_stops_nothing(
+    cluster: Cluster, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "VOIDED_EVERY_MS", 0)  # it is found one after the other
     client = cluster.client
+    for key in HASHES:
+        await cluster.damage(key, value)
     await client.set(KEYS.turn, value)
     await client.zadd(KEYS.held("r0"), {value: 5, b"k\xff": float("inf"), "ab": float("-inf")})
     await client.rpush(KEYS.measured("r0"), value)
-    await client.expire(KEYS.measured("r0"), 60)
     await client.xadd(KEYS.events("r0"), {"n": value, "inc": "life1", "at_ms": "1", "transitions": "reset"})
     await client.xadd(KEYS.events("r0"), {"n": "9", "inc": value, "at_ms": value, "transitions": value})
     for key in PROMPT:
         await client.set(KEYS.chunk(key), value, ex=60)
     await client.set(KEYS.response("resp"), value, ex=60)
-    await client.hset(KEYS.tiers, "r0", "nan ?")
+    for key in ("gateways", "replicas", "breakers", "active", "owned_tokens"):
+        await client.hset(key_of(key), mapping={b"\xff\xfe": "1 1"})
     await client.hset(KEYS.active, value, value)
-    await mended(cluster)
+    await cluster.is_right_again()
+    assert not await client.hexists(KEYS.active, b"\xff\xfe")
 
 
-async def test_in_a_large_pool_garbage_is_mended_piece_by_piece(
+async def test_in_a_large_pool_garbage_is_found_piece_by_piece(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "_CHECKED_AT_ONCE", 1)
-    for key, field in HASHES.items():
-        await cluster.client.hset(key_of(key), field, "nan")
+    monkeypatch.setattr(repair, "VOIDED_EVERY_MS", 0)
+    for key in HASHES:
+        await cluster.damage(key, "nan")
     for key in ("active", "cursors"):
         await cluster.client.hset(key_of(key), mapping={f"x{number}": "nan" for number in range(20)})
     for _ in range(40):
         await cluster.chores.tick()
-    await mended(cluster)
+    await cluster.is_right_again()
     for key in ("active", "cursors"):
         assert await cluster.client.hlen(key_of(key)) <= 2
-
-
-async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:
-    await cluster.client.hset(KEYS.active, "r0", 7)
-    await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
-    cluster.chores._repair._flight_checked_ms -= CHECK_FLIGHT_EVERY_MS
-    await mended(cluster)
-
-
-async def test_owned_tokens_that_change_while_they_are_summed_are_right(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A withdrawal follows each of the first five pieces of the sum, which may have passed the key or not."""
-    monkeypatch.setattr(repair, "_PIECE", 2)
-    pool, run, changes = cluster.pool, cluster.pool.run, 5
-    await place(pool, "more", chain("more", *range(9)), pinned="r1")
-    pool.done("more")
-    await drained(pool)
-
-    def changing(name: str, **arguments: Any) -> Any:
-        nonlocal changes
-        reply = run(name, **arguments)
-        if name == "recount" and changes:
-            changes -= 1
-            lost = chain("more", *range(9))[changes]
-            pool.tell("withdraw", replica="r1", reservation="more", keys=[lost])
-        return reply
-
-    monkeypatch.setattr(pool, "run", changing)
-    await cluster.client.hset(KEYS.owned_tokens, "r1", "x")
-    await cluster.chores.tick()
-    assert changes == 0
-    await drained(pool)
-    assert await Ledger(cluster.client, "m").ownership_problems() == []
-
-
-async def test_an_owned_sum_that_is_right_by_chance_is_not_taken_for_right(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sum lacks a key that was claimed after the keys were listed. A key of that size comes when it is compared."""
-    monkeypatch.setattr(repair, "AGAIN_MS", 0)
-    pool, run, late = cluster.pool, cluster.pool.run, ["second", "first"]
-
-    async def claiming(name: str, **arguments: Any) -> Any:
-        is_first_piece = name == "recount" and arguments["sum_so_far"] in ("", "?") and arguments["replica"] == "r1"
-        if is_first_piece and late:
-            new = late.pop()
-            await place(pool, new, chain(new, 1), pinned="r1")
-        return await run(name, **arguments)
-
-    monkeypatch.setattr(pool, "run", claiming)
-    await cluster.client.hset(KEYS.owned_tokens, "r1", "x")
-    for _ in range(6):
-        await cluster.chores.tick()
-        await drained(pool)
-    assert not late
-    assert await Ledger(cluster.client, "m").ownership_problems() == []
-
-
-async def test_an_owned_sum_that_never_stands_still_is_made_right_all_the_same(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repair, "AGAIN_MS", 0)
-    pool, run, read, late, claims = cluster.pool, cluster.pool.run, cluster.pool.read, ["late"], 0
-
-    async def claim_late(name: str, **arguments: Any) -> Any:
-        if name == "recount" and arguments["sum_so_far"] == "" and late:
-            await place(pool, "late", chain(late.pop(), 1, 2), pinned="r1")
-        return await run(name, **arguments)
-
-    async def claiming(*command: Any) -> Any:
-        nonlocal claims
-        if command[0] == "HGET" and command[1] == KEYS.owned_tokens and claims < 20:
-            claims += 1
-            await place(pool, f"one {claims}", chain(f"one {claims}", 1), pinned="r1")
-        return await read(*command)
-
-    monkeypatch.setattr(pool, "run", claim_late)
-    monkeypatch.setattr(pool, "read", claiming)
-    await cluster.client.hset(KEYS.owned_tokens, "r1", "x")
-    for _ in range(30):
-        await cluster.chores.tick()
-        await drained(pool)
-        if claims >= 8 and not await Ledger(cluster.client, "m").ownership_problems():
-            break
-    assert (late, claims < 20) == ([], True)
 
 
 async def test_what_could_not_be_read_is_counted_and_named_once_without_its_value(cluster: Cluster) -> None:
@@ -378,3 +274,151 @@ async def test_what_could_not_be_read_is_counted_and_named_once_without_its_valu
     assert [(log["key"], log["field"]) for log in told] == [("active", "r1")]
     assert "secret" not in str(logs)
     assert (await cluster.client.hget(KEYS.unreadable, "active")).split(" ")[::2] == ["2", "r1"]
+
+
+async def test_every_kind_of_record_is_named_and_what_is_nowhere_else_stays(cluster: Cluster) -> None:
+    """What nobody may drop is looked for once a minute. What a placement has dropped, it has told."""
+    looked_for = HASHES.keys() - {"view", "bound:1", "seats:gw0", "charges:gw0", "unreadable"}
+    await cluster.damage(f"own:{PROMPT[-1]}", "life1 garbage")
+    await place(cluster.pool, "c", PROMPT)
+    await cluster.chores._repair.repair_all()
+    for key in looked_for:
+        await cluster.client.hset(key_of(key), "x" if key in KEPT else HASHES[key], "\x00")
+    cluster.chores._repair._full_ms -= FULL_EVERY_MS
+    await cluster.chores._repair.repair_all()
+    assert (await cluster.found()).keys() == {key.partition(":")[0] for key in looked_for}
+    for key in KEPT:
+        assert await cluster.client.hget(key_of(key), "x") == "\x00", key
+
+
+async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:
+    await cluster.client.hset(KEYS.active, "r0", 7)
+    await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
+    cluster.chores._repair._full_ms -= FULL_EVERY_MS
+    await cluster.is_right_again()
+
+
+async def test_sums_that_an_older_version_has_marked_as_wrong_are_made_again(cluster: Cluster) -> None:
+    await cluster.client.hset(KEYS.active, mapping={"r0": 7, "?": 1})
+    await cluster.client.hset(KEYS.owned_tokens, mapping={"r0": 7, "?r0": 1})
+    await cluster.is_right_again()
+    for key in (KEYS.active, KEYS.owned_tokens):
+        assert set(await cluster.client.hgetall(key)) == {"r0", "r1"}
+
+
+LATER = {
+    "replicas": "life1 resting 5 1 0 http://r9 more",
+    "gateways": "0 0 more",
+    "breakers": "1 0 0 more",
+    "agents": "agent9 life1 1 telepathy 0 0 -1 more",
+    "engines": '{"more": []}',
+    "asks": "dance 5",
+    "reports": "5 more",
+    "cursors": "1-1 5 more",
+    "tiers": "0.5 0.5 more",
+    "forgotten": "5 more",
+    "draining": "life1 5 more 6",
+    "rates": "5 more",
+    "speeds": "5 more",
+    "holds": "1 2 more",
+    "paces": "1 0.5 1 more",
+    "leases": "any thing",
+    "tenants": "any thing",
+    "fair": "5.5",
+    "flight:gw0": "r0 life0 1 5 - more",
+    "budgets:gw0": "t 1 1 0 more",
+    "bound:0": "any thing",
+}
+"""For each kind, a record as a later version may write it."""
+
+
+async def test_records_of_a_later_version_are_no_garbage(cluster: Cluster) -> None:
+    for key, record in LATER.items():
+        await cluster.client.hset(key_of(key), "kind of-a-later-version" if key == "tenants" else "later", record)
+    entry = await cluster.client.hget(KEYS.flight("gw0"), "b")
+    await cluster.client.hset(KEYS.flight("gw0"), "b", f"{entry} more")
+    await cluster.client.hset(KEYS.own(PROMPT[0]), "r0", "life1 certain gpu 100 0 9999999999999 5 6 7 more")
+    owned = await cluster.client.hgetall(KEYS.own(PROMPT[0]))
+    await cluster.client.hset(KEYS.owned_tokens, "r1", "garbage")
+    cluster.chores._repair._full_ms -= FULL_EVERY_MS
+    await cluster.chores._repair.repair_all()
+    for key, record in LATER.items():
+        assert record in (await cluster.client.hgetall(key_of(key))).values(), key
+    assert (await cluster.client.hget(KEYS.flight("gw0"), "b")).endswith(" more"), "of a replica that was voided"
+    await place(cluster.pool, "c", PROMPT)
+    assert await cluster.client.hgetall(KEYS.own(PROMPT[0])) == owned
+    assert await cluster.found() == {"owned_tokens": "r1"}
+
+
+async def garbage_in_own(cluster: Cluster, name: str) -> None:
+    await cluster.client.hset(KEYS.own(PROMPT[0]), name, "garbage")
+    await cluster.pool.run("withdraw", replica=name, reservation="", keys=[PROMPT[0]])
+
+
+async def garbage_in_held(cluster: Cluster, name: str) -> None:
+    await cluster.client.zadd(KEYS.held(name), {"no key": 1})
+    await cluster.pool.run("withdraw", replica=name, reservation="", keys=["no key"])
+
+
+async def garbage_in_owned_tokens(cluster: Cluster, name: str) -> None:
+    await cluster.client.hset(KEYS.owned_tokens, name, "garbage")
+
+
+@pytest.mark.parametrize("garbage", [garbage_in_own, garbage_in_held, garbage_in_owned_tokens])
+async def test_a_voided_residency_is_said_again_or_trimmed_and_its_requests_still_count(
+    cluster: Cluster, garbage: Any
+) -> None:
+    client, ledger = cluster.client, Ledger(cluster.client, "m")
+    before = await ledger.replicas()
+    for name in ("r0", "r1"):
+        await garbage(cluster, name)
+    await cluster.chores._repair.repair_all()
+    now = await ledger.replicas()
+    assert all(now[name].since_ms > before[name].since_ms for name in now)
+    assert await client.hgetall(KEYS.owned_tokens) == {"r0": "0", "r1": "0"}
+    assert await client.hgetall(KEYS.asks) == {"r0": "restate"}, "r1 has no agent"
+    assert await client.hgetall(KEYS.active) == {"r0": "1", "r1": "1"}
+    assert (await ledger.sums()).problems() == []
+    await cluster._agent()
+    assert await client.hget(KEYS.owned_tokens, "r0") == "400", "what the agent holds"
+    await cluster.chores.tick()
+    assert await client.zcard(KEYS.held("r1")) == 0
+    await cluster.is_right_again()
+
+
+async def test_a_residency_is_voided_once_a_minute_however_often_garbage_comes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, since_ms = cluster.client, set()
+    for _ in range(5):
+        await garbage_in_owned_tokens(cluster, "r0")
+        await cluster.is_placing()
+        await cluster.live()
+        since_ms.add((await Ledger(client, "m").replicas())["r0"].since_ms)
+    assert len(since_ms) == 1
+    assert await client.hget(KEYS.owned_tokens, "r0") == "void"
+    assert cluster.pool.unreadable == {"owned_tokens": 5}
+    monkeypatch.setattr(repair, "VOIDED_EVERY_MS", 0)
+    await cluster.is_right_again()
+
+
+async def test_keys_that_are_lost_are_said_again_and_requests_that_are_lost_count_no_more(cluster: Cluster) -> None:
+    for key in ("flight:gw0", "budgets:gw0"):
+        await cluster.damage(key, TYPE)
+    await cluster.chores._repair.repair_all()
+    assert (await Ledger(cluster.client, "m").sums()).are_zero
+    await cluster.damage("held:r0", TYPE)
+    await cluster.chores._repair.repair_all()
+    assert await cluster.client.hget(KEYS.asks, "r0") == "restate"
+    await cluster.is_right_again()
+
+
+async def test_what_was_said_before_the_numbers_of_entries_were_lost_is_not_believed_after_it(cluster: Cluster) -> None:
+    """The agent does not say it again. Its number is larger than those of a stream that begins anew."""
+    gone = chain("gone", 1)
+    for _ in range(40):
+        await cluster.link.publish(gains(gone), 0.0, 5)
+    for key in (KEYS.entries, KEYS.cursors):
+        await cluster.client.hset(key, "r0", "garbage")
+    await cluster.is_right_again()
+    assert (await place(cluster.pool, "d", gone)).why == "cold"

@@ -72,7 +72,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     assert (await drain(pool.run, "r1")).state == "draining"
     assert (await read_demand(pool.run, 1.0)).draining_replicas == 1
     await drained(pool)
-    await eventually(lambda: "recount" in ran)
+    await eventually(lambda: "repair" in ran)
     chunks = (f"kvchunk@m@01000100@0@{number:064x}" for number in range(1000))
     watched = next(chunk for chunk in chunks if cluster.owner(chunk) is cluster.owner(WATCHER))
     cluster.run(cluster.owner(WATCHER), "SET", watched, "KV")

@@ -11,7 +11,7 @@ from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.chores.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
 from coordinator.chores.older_agents import _arguments, _Entry
 from coordinator.chores.reaper import Reaper
-from coordinator.chores.repair import Recount, Repair
+from coordinator.chores.repair import Repair
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.pool.demand import Held, read_demand
@@ -125,8 +125,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     swept = HeldKeys(pool, "r0", left=43, claims_before_ms=44, down_to_ms=45)
     await _begun(forget(pool, record), rewind_piece(pool, "r0", 0), forget_older(pool, "r0", 41), swept.do_piece())
-    recount = Recount(pool, "r0", keys=list(_KEYS), names_read=-1, sum_so_far="61")
-    await _begun(Repair(pool).repair(), recount.do_piece())
+    await _begun(Repair(pool).repair())
     await _begun(pool.subsets.keep(), pool.subsets._reorder({_SUBSET.digest: 1}))
     pool.claims.hold("r0", _KEYS)
     pool.claims.withdraw(asked, placed)
@@ -192,7 +191,6 @@ ARGUMENTS: dict[str, list[Any]] = {
     "demand": [87.5],
     "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
-    "repair": [1, 0, 500, 0, 0],
-    "recount": ["r0", "61"],
+    "repair": [1, 0, 500, 0, 60_000],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""

@@ -80,8 +80,8 @@ local function owners_of(index, names, depth, orders, clean)
       owners[replica] = record
     elseif clean and (life and string.sub(record, 1, #life) ~= life or not record_of[replica]) then
       redis.call('HDEL', key, replica)
-      if not string.find(record, OWNERSHIP) then -- owned_tokens may have counted it
-        mark(owned_tokens_key, replica, 1)
+      if not parts_of_ownership(record) then
+        tell(owned_tokens_key, 'own', replica)
       end
     end
   end
@@ -119,7 +119,7 @@ local function few_owners(deepest, start, clean)
   local owners, count = owners_of(deepest, {}, {}, nil, clean)
   local valid = 0
   for _, record in pairs(owners) do
-    valid = string.find(record, OWNERSHIP) and valid + 1 or valid
+    valid = parts_of_ownership(record) and valid + 1 or valid
   end
   if valid < count or count == 0 then
     return
@@ -174,10 +174,10 @@ local function walk(deepest, names, orders, clean, start)
     gallop(first, below, end_of_search, orders, depth, record)
   end
   for replica, text in pairs(record) do
-    if not string.find(text, OWNERSHIP) then -- its shallower records are not looked for this time
+    if not parts_of_ownership(text) then -- its shallower records are not looked for this time
       if clean then
         redis.call('HDEL', KEYS[OWN_OFFSET + depth[replica]], replica)
-        mark(owned_tokens_key, replica, 1)
+        tell(owned_tokens_key, 'own', replica)
       end
       depth[replica], record[replica] = nil, nil
     end

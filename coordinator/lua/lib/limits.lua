@@ -63,7 +63,7 @@ local function budget_of(budgets_key, tenants_key)
   end
 
   local function entry_of_budget(reservation)
-    return string.match(field_of(budgets_key, reservation) or '', '^(%S+) (%d+) (%d+) ([01])$')
+    return string.match(field_of(budgets_key, reservation) or '', '^(%S+) (%d+) (%d+) ([01])')
   end
 
   local function set_entry(reservation, tenant, tokens, per_min, in_flight)

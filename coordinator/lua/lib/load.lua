@@ -5,14 +5,9 @@
 
 -- include subsets
 
--- The current incarnation of a replica and its since_ms; nil if there is none. The third value is true if the replica
--- has a record that cannot be read.
+-- The current incarnation of a replica and its since_ms; nil if there is none, or its record cannot be read.
 local function life_of(replicas_key, replica)
-  local record = field_of(replicas_key, replica)
-  if record then
-    local incarnation, since_ms = string.match(record, '^(%S+) %S+ %d+ (%d+) %d+ %S')
-    return incarnation, since_ms, incarnation == nil
-  end
+  return string.match(field_of(replicas_key, replica) or '', '^(%S+) %S+ %d+ (%d+) %d+ %S')
 end
 
 -- The entry in flight for a reservation that a gateway states; nil if its incarnation is not the current one.
@@ -38,22 +33,21 @@ end
 -- Puts a new entry into flight and adds it to the sums.
 local function count_in(id, entry, flight_key, active_key, backlog_key)
   local replica, backlog = string.match(entry, '^(%S+) %S+ %S+ (%S+)')
-  write_counted(active_key, '', flight_key, id, entry)
+  write_counted('flight', flight_key, id, entry)
   add_load(active_key, backlog_key, replica, 1, tonumber(backlog))
 end
 
 -- Subtracts `requests` and the entry's backlog from the sums. The sums do not include reservations of an earlier
--- incarnation, so nothing is subtracted for these. Returns the fields of the entry; nil if it cannot be read.
+-- incarnation, so nothing is subtracted for these. Returns the fields of the entry; nil if it cannot be read. The sums
+-- are made again after that, and after a replica's record could not be read (see repair).
 local function uncount(entry, requests, replicas_key, active_key, backlog_key)
   local replica, incarnation, since_ms, backlog, tip = string.match(entry, '^(%S+) (%S+) (%d+) (%d+) ?(%S*)')
-  if replica == nil then
-    mark(active_key, '', 1)
+  if replica == nil or not is_number(backlog) then
+    tell(active_key, 'flight', '')
     return
   end
-  local current, current_since, is_unreadable = life_of(replicas_key, replica)
-  if is_unreadable then
-    mark(active_key, '', 0)
-  elseif incarnation == current and since_ms == current_since then
+  local current, current_since = life_of(replicas_key, replica)
+  if incarnation == current and since_ms == current_since then
     if requests ~= 0 or backlog ~= '0' then
       add_load(active_key, backlog_key, replica, -requests, -tonumber(backlog))
     end

@@ -12,8 +12,8 @@ local own_base = pool_base .. 'own:'
 -- Members of `held` that are no prefix keys are removed in any case, and counted as unreadable.
 -- Returns how many keys were removed; 0 while the replica's own record cannot be read.
 local function remove_keys(keys, goes)
-  local incarnation, since_ms, is_unreadable = life_of(replicas_key, replica)
-  if is_unreadable then
+  local incarnation, since_ms = life_of(replicas_key, replica)
+  if not incarnation and field_of(replicas_key, replica) then
     return 0
   end
   check_hashes(owned_tokens_key)
@@ -46,7 +46,7 @@ local function remove_keys(keys, goes)
     add(owned_tokens_key, replica, -freed_tokens)
   end
   if unreadable > 0 then
-    mark(pool_base .. 'unreadable', 'held ' .. replica, unreadable)
+    tell(replicas_key, 'held', replica, unreadable)
   end
   return #removed
 end

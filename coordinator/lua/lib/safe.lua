@@ -1,7 +1,6 @@
--- Reading and writing keys that may hold anything, because somebody wrote to them by hand or with another tool. A key
--- of another type reads as empty, and is replaced when it is written. If a sum can no longer be right, it is marked:
--- the hash of the sums gets a field that begins with "?", which is no replica's name. The chores find it and sum again
--- (see repair).
+-- Reading and writing keys that may hold anything, because somebody wrote to them by hand or with another tool. What
+-- cannot be read is ignored: a key of another type reads as empty, and is replaced when it is written. The chores find
+-- such records (see repair). What a script has replaced or removed before, it tells them.
 
 local MAX_DIGITS = 15
 
@@ -36,33 +35,24 @@ local function write(command, key, ...)
   return redis.call(command, key, ...), true
 end
 
--- Asks for sums to be made again: a replica's owned_tokens ("": those of all replicas), or both sums of load. `lost` is
--- the number of records that were dropped from what is summed.
-local function mark(sums_key, replica, lost)
-  redis.pcall('HINCRBY', sums_key, '?' .. replica, lost)
+-- Tells the chores of records that could not be read: of which kind they were, and whose ("": it is not known). `key` is
+-- any key of the pool.
+local function tell(key, kind, of, times)
+  redis.pcall('HINCRBY', string.match(key, '^.-}:') .. 'unreadable', '?' .. kind .. ' ' .. of, times or 1)
 end
 
 -- Writes a record that a sum counts. If the key was of another type, its other records are lost to the sum.
-local function write_counted(sums_key, replica, key, field, record)
+local function write_counted(kind, key, field, record)
   local _, others_lost = write('HSET', key, field, record)
   if others_lost then
-    mark(sums_key, replica, 1)
+    tell(key, kind, '')
   end
-end
-
--- Has the chores count a record that could not be read and is replaced now; `key` is the key that holds it.
-local function tell(key, field)
-  local base, name = string.match(key, '^(.*:)([^:]+)$')
-  mark(base .. 'unreadable', name .. ' ' .. field, 1)
 end
 
 -- Adds to a sum, and returns it; nil if it cannot be read. Such a sum stays as it is until it is made again.
 local function add(sums_key, replica, by)
-  if by == by and math.abs(by) < 1e15 then
-    local sum = redis.pcall('HINCRBY', sums_key, replica, string.format('%d', by))
-    return type(sum) == 'number' and sum or nil
-  end
-  mark(sums_key, replica, 0)
+  local sum = redis.pcall('HINCRBY', sums_key, replica, string.format('%d', by))
+  return type(sum) == 'number' and sum or nil
 end
 
 -- Raises an error if a key is of another type than a hash. A script that checks its keys before its first write is

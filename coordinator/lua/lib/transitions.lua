@@ -26,7 +26,7 @@ local function become_resident(entry, own_key, line, owned_tokens_key, now_text)
       hits, used = was_hits, was_used
     end
   end
-  write_counted(owned_tokens_key, '', own_key, entry.replica, table.concat(
+  write_counted('own', own_key, entry.replica, table.concat(
     { entry.incarnation, 'resident', medium, span, hits, used, string.format('%d', entry.number), tokens, block_hash }, ' '))
   return tonumber(span) - counted, used
 end

@@ -15,6 +15,13 @@
 
 local VIEW_MS_A_RECORD, SMALL_POOL = 0.4, 8
 
+-- Whether it is a replica's record (see register), and can be read. "?" is no replica's name.
+local function is_replica(name, record)
+  local capacity_tokens, since_ms, floor = string.match(record, '^%S+ %l+ (%d+) (%d+) (%d+) %S')
+  return capacity_tokens and is_number(capacity_tokens) and is_number(since_ms) and is_number(floor) and name ~= '?' and
+    not string.find(name .. record, '[^\32-\126]')
+end
+
 -- The id, the version and when it was made; nil if there is no view, or it cannot be read.
 local function view_head(view_key)
   local text = redis.call('HGET', view_key, '?') or ''

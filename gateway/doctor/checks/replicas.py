@@ -87,7 +87,7 @@ UNWATCHED = FindingKind(
 UNREADABLE = FindingKind(
     "records-unreadable",
     "warning",
-    "somebody else writes into KVGate's keys: KVGate restored what it could, and deleted the other records",
+    "somebody else writes into KVGate's keys: KVGate ignored these records, and made again what depends on them",
     "find the writer: redis-cli MONITOR | grep 'kvgate:'; give others a user without these keys, or another database",
 )
 VERSIONS_DIFFER = FindingKind(
