@@ -38,9 +38,11 @@ from rich.table import Table
 from bench import record, tables
 from bench.embedded import CAPACITY_TOKENS, INCARNATION, embedded_redis, info, open_pool, redis_version
 from bench.options import count, counts
+from coordinator.placement import PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire
-from coordinator.scripts import PlaceRequest, PolicyKnobs, load
+from coordinator.scripts import load
 from coordinator.subset import Subset
 
 GATEWAY = "bench.0"

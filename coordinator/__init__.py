@@ -3,7 +3,9 @@
 keys              how every key is spelled
 subset            the replicas that serve one model name, and their digest
 registry          the records of replicas and agents, and the state of a pool that a heartbeat returns
-scripts           the Lua scripts as typed values
+policy_knobs      how a gateway wants placements to be chosen
+placement         what a placement asks, and how it is answered
+scripts           the Lua scripts: their texts, and how each is called
 lua/              the text of the scripts; policies/ has one file for each policy
 signature         the header of a script: which KEYS and ARGV it takes
 store             the connections of a process; hands out a Pool for each base model

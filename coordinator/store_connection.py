@@ -25,6 +25,7 @@ import structlog
 
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.checks import settings_warnings
@@ -32,7 +33,6 @@ from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import LoopLag, answered
 from coordinator.redis.wire import Wire, has_result, load_scripts
-from coordinator.scripts import PolicyKnobs
 
 _log = structlog.get_logger("kvgate.store")
 

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from coordinator import scripts
+from coordinator.policy_knobs import PolicyKnobs
 
 OFFSET_KEY = "kvgate:test:clock_offset_ms"
 _TIME = (files("coordinator") / "lua" / "lib" / "time.lua").read_text()
@@ -31,7 +32,7 @@ _source = scripts.source
 
 
 @cache
-def stepped(name: str, knobs: scripts.PolicyKnobs | None = None) -> str:
+def stepped(name: str, knobs: PolicyKnobs | None = None) -> str:
     """A script's text with this clock."""
     return _source(name, knobs).replace(_TIME, _STEPPED)
 

@@ -8,8 +8,9 @@ import time
 from itertools import count
 
 from bench.place import TOKENS_PER_KEY, random_keys
+from coordinator.placement import PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PlaceRequest, PolicyKnobs
 
 CHAIN_KEYS = 40
 TOKENS = [TOKENS_PER_KEY * (i + 1) for i in range(CHAIN_KEYS)]

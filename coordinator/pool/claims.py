@@ -17,9 +17,9 @@ from typing import Any
 
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
+from coordinator.placement import Placement, PlaceRequest
 from coordinator.redis.wire import has_result
 from coordinator.registry import PoolState, readable
-from coordinator.scripts import Placement, PlaceRequest
 
 CONFIRM_S = 2.0
 """An engine's events tell of a prompt within this time of its first token, or not at all."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
+from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool.pool import Pool
 from coordinator.registry import readable
-from coordinator.scripts import Placement, PlaceRequest
 
 _MEASURED_TTL_S = 60
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.scripts import Reservation, Used
+from coordinator.placement import Reservation, Used
 
 
 class LiveLoad:

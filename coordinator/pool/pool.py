@@ -23,6 +23,17 @@ from typing import Any
 from coordinator import breaker
 from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
+from coordinator.placement import (
+    NOTHING,
+    Exhausted,
+    Placement,
+    PlaceRequest,
+    Refusal,
+    Reservation,
+    Seat,
+    Used,
+    parse_placement,
+)
 from coordinator.pool.claims import Claims
 from coordinator.pool.demand import Held
 from coordinator.pool.live_load import LiveLoad
@@ -36,22 +47,8 @@ from coordinator.pool.unpoured_use import UnpouredUse
 from coordinator.redis.time_limit import IN_ALL, LoopLag, fail
 from coordinator.redis.wire import Reply, Wire, has_result
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
-from coordinator.scripts import (
-    NOTHING,
-    Exhausted,
-    Placement,
-    PlaceRequest,
-    Refusal,
-    Reservation,
-    Script,
-    Seat,
-    Used,
-    load,
-    parse_placement,
-)
+from coordinator.scripts import Script, load
 from coordinator.subset import Subset
-
-__all__ = ["PlaceRequest", "Pool", "Reservation"]
 
 LEASE_MS = 3000
 MAX_GAP_MS = 1000

@@ -19,9 +19,9 @@ from math import inf
 from typing import Any
 
 from coordinator.keys import PoolKeys
+from coordinator.placement import NO_TIP, Reservation
 from coordinator.redis.wire import has_result
 from coordinator.registry import PoolState, ReplicaRecord
-from coordinator.scripts import NO_TIP, Reservation
 
 _SAFETY = 2.0
 """Factor for the request's own tokens: a long prompt takes longer per token than the mean, and steps are shared."""

@@ -24,9 +24,9 @@ import structlog
 
 from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
 from coordinator.keys import PoolKeys
+from coordinator.placement import Placement, PlaceRequest, Reservation, Seat, parse_placement
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Wire, has_result
-from coordinator.scripts import Placement, PlaceRequest, Reservation, Seat, parse_placement
 from coordinator.subset import Subset
 
 _log = structlog.get_logger("kvgate.seats")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from coordinator.scripts import Used
+from coordinator.placement import Used
 
 _Settlement = tuple[str, str, str]
 """See lua/settle.lua."""

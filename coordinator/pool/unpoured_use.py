@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from coordinator.scripts import Budget, Used
+from coordinator.placement import Budget, Used
 
 _MINUTE_MS = 60_000.0
 

@@ -24,8 +24,9 @@ from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
 from coordinator.errors import StoreDown, StoreError, StoreRefused
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.redis.time_limit import IN_ALL, TimeLimits, fail
-from coordinator.scripts import NAMES, PolicyKnobs, Script, load
+from coordinator.scripts import NAMES, Script, load
 
 Reply = Callable[[Any], None]
 _DRIVER = DriverInfo()  # finding redis-py's version takes 2 ms: too long for each connection

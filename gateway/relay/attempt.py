@@ -6,8 +6,8 @@ import asyncio
 import time
 from contextlib import suppress
 
+from coordinator.placement import NOTHING
 from coordinator.registry import ASLEEP
-from coordinator.scripts import NOTHING
 from gateway.deadlines import Deadlines, Limit
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics

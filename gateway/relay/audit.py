@@ -12,8 +12,8 @@ import structlog
 
 from coordinator.chores.held_keys import forget_older
 from coordinator.errors import StoreError
+from coordinator.placement import Placement
 from coordinator.pool.engine_feedback import ask_reset, credit, is_unchanged, void
-from coordinator.scripts import Placement
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.routing.ticket import Ticket
 from gateway.tasks import Tasks

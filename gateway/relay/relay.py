@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
+from coordinator.placement import NOTHING
 from coordinator.pool.engine_feedback import tell_measured
-from coordinator.scripts import NOTHING
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.charges import Charges
 from gateway.relay.endings import ABORTED, FINISHES, says_no_end

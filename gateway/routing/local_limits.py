@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from coordinator.errors import OverLimit
-from coordinator.scripts import TenantLimits, Used
+from coordinator.placement import TenantLimits, Used
 
 _MINUTE_MS, _ROUNDING_MS = 60_000.0, 0.5
 TOLD_MS = 3000.0

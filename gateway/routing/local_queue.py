@@ -20,11 +20,11 @@ from typing import Literal
 import structlog
 
 from coordinator.errors import NoRoom
-from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.placement import NOTHING, PlaceRequest, Reservation, Used
+from coordinator.pool.pool import Pool
 from coordinator.pool.prefills import predicted_s
 from coordinator.pool.seats import RESTATED_S
 from coordinator.redis.wire import has_result
-from coordinator.scripts import NOTHING, Used
 from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.routing.local_limits import TOLD_MS, LocalBuckets, local_concurrency

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.live_load import LiveLoad
-from coordinator.scripts import PolicyKnobs
 
 
 class LocalRoom(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from coordinator.errors import OverLimit
-from coordinator.scripts import TenantLimits
+from coordinator.placement import TenantLimits
 from gateway.errors import ApiError
 
 

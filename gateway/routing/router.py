@@ -13,8 +13,9 @@ from typing import Literal
 import structlog
 
 from coordinator.errors import NoRoom, OverLimit, StoreError, StoreLate
-from coordinator.pool.pool import PlaceRequest, Pool, Reservation
-from coordinator.scripts import NOTHING, Placement, PolicyKnobs
+from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.errors import ApiError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.scripts import Standing, TenantLimits, Used
+from coordinator.placement import Standing, TenantLimits, Used
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
 

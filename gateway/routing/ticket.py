@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement, Used
+from coordinator.placement import Placement, PlaceRequest, Used
+from coordinator.pool.pool import Pool
 from gateway.routing.rate_limits import limit_headers
 
 

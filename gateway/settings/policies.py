@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coordinator.scripts import PolicyKnobs
+from coordinator.policy_knobs import PolicyKnobs
 
 POLICIES: Final = {
     "prefix_kv_aware": "the fewest tokens to wait for and to compute; what a KV cache holds is not computed again",

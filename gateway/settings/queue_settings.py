@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from coordinator.scripts import PolicyKnobs
+from coordinator.policy_knobs import PolicyKnobs
 from gateway.settings.base import Count, Seconds, Section, Slug
 
 MAX_BANDS = 10

@@ -9,8 +9,9 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement, PolicyKnobs, Standing
+from coordinator.placement import Placement, PlaceRequest, Standing
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, register, request
 from tests.polling import eventually
 from tests.redis_server import RedisServer

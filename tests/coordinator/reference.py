@@ -6,9 +6,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.pool.pool import PlaceRequest, Pool
+from coordinator.placement import PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import PolicyKnobs
 from coordinator.subset import Subset
 from tests.coordinator.stage import chain
 

@@ -22,10 +22,11 @@ from coordinator.chores.held_keys import (
 from coordinator.chores.reaper import Reaper
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
-from coordinator.pool.pool import PlaceRequest, Pool
+from coordinator.placement import Placement, PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.registry import PoolState, ReplicaRecord, each
-from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
 from tests.redis_server import RedisServer
 

@@ -13,11 +13,13 @@ import coordinator
 from coordinator.chores.held_keys import forget
 from coordinator.chores.older_agents import unapplied
 from coordinator.errors import StoreDown, StoreRefused
+from coordinator.placement import Reservation
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
-from coordinator.pool.pool import Pool, Reservation
+from coordinator.pool.pool import Pool
 from coordinator.pool.progress import read_progress, write_progress
-from coordinator.scripts import PolicyKnobs, load
+from coordinator.scripts import load
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
 from gateway.settings.policies import POLICIES

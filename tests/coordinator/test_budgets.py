@@ -14,11 +14,12 @@ import redis.asyncio as redis
 from coordinator.chores.repair import Repair
 from coordinator.errors import OverLimit, StoreLate
 from coordinator.keys import PoolKeys
+from coordinator.placement import Placement, PlaceRequest, Reservation, TenantLimits, Used
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool import seats
-from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.pool import Pool
 from coordinator.pool.tenant_use import TenantUse, read_use
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.scripts import Placement, PolicyKnobs, TenantLimits, Used
 from tests.coordinator.queueing import asking, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms, standing_still
 from tests.polling import eventually

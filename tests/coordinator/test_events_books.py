@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
+from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool.engine_feedback import credit, tell_measured
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, register, replica, request, sweep
 from tests.coordinator.stream import (
     RESET,

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import PolicyKnobs
+from coordinator.placement import PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from gateway.settings.policies import POLICIES
 from tests.coordinator.stage import KEYS, chain, drained, dump, now_ms, own, register, replica, request
 

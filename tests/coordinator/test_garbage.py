@@ -18,12 +18,13 @@ from coordinator.chores import repair
 from coordinator.chores.repair import FULL_EVERY_MS
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
+from coordinator.placement import Placement, Reservation, Standing, TenantLimits
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
-from coordinator.pool.pool import Pool, Reservation
-from coordinator.scripts import Placement, PolicyKnobs, Standing, TenantLimits
+from coordinator.pool.pool import Pool
 from coordinator.subset import Subset
 from tests.cluster.ledger import Ledger
 from tests.coordinator.stage import KEYS, chain, drained, place, register, replica, request

@@ -10,10 +10,10 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
-from coordinator.pool.pool import Pool, Reservation
+from coordinator.placement import PlaceRequest, Reservation
+from coordinator.pool.pool import Pool
 from coordinator.redis.time_limit import IN_ALL
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.scripts import PlaceRequest
 from tests.coordinator.stage import (
     KEYS,
     chain,

@@ -9,8 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool.pool import PlaceRequest, Pool, Reservation
-from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.placement import Placement, PlaceRequest, Reservation
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, beaten, chain, drained, drop, hash_of, joined, now_ms, replica, request
 from tests.redis_server import RedisServer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
+from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool.engine_feedback import credit, tell_measured
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, drained, numbers, owners, place, register, request
 from tests.coordinator.stream import Stream, gains
 

@@ -11,9 +11,9 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator import breaker
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool import subsets
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PolicyKnobs
 from coordinator.subset import Subset
 from gateway.settings.policies import POLICIES
 from tests.coordinator.reference import STATES, Stage, below_the_guard, costs

@@ -11,10 +11,10 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.placement import Placement, PlaceRequest, Reservation
 from coordinator.pool.placing_window import MOST, PlacingWindow
-from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.scripts import Placement
 from tests.coordinator.stage import (
     KEYS,
     calls_of,

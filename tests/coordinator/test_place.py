@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,
     chain,

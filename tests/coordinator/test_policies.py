@@ -6,8 +6,8 @@ from collections import Counter
 
 import redis.asyncio as redis
 
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
-from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import KEYS, chain, drained, own, place, register, replica
 
 DRAWS = 200

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
+from coordinator.placement import Reservation
 from coordinator.pool import prefills
-from coordinator.pool.pool import Pool, Reservation
+from coordinator.pool.pool import Pool
 from coordinator.pool.prefills import in_turn, is_computed, predicted_s, prefill_tokens_per_s
 from tests.coordinator.stage import KEYS, calls_of, chain, drained, hash_of, numbers, place, register, replica
 from tests.coordinator.stream import Stream, followed, gains

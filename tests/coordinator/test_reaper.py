@@ -13,8 +13,9 @@ from coordinator.chores import reaper
 from coordinator.chores.reaper import Reaper
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
+from coordinator.placement import Reservation
 from coordinator.pool.lost_gateways import REMEMBERED_S, note_lost, read_lost
-from coordinator.pool.pool import Pool, Reservation
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, numbers, place, register
 from tests.coordinator.stream import followed
 from tests.polling import eventually

@@ -7,7 +7,8 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown
-from coordinator.pool.pool import Pool, Reservation
+from coordinator.placement import Reservation
+from coordinator.pool.pool import Pool
 from coordinator.scripts import load
 from coordinator.subset import Subset
 from tests.coordinator.stage import (

@@ -9,7 +9,8 @@ import redis.asyncio as redis
 
 from coordinator.chores.held_keys import forget
 from coordinator.chores.worker import Worker
-from coordinator.pool.pool import Pool, Reservation
+from coordinator.placement import Reservation
+from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord
 from tests.coordinator.stage import (
     KEYS,

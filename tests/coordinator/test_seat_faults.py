@@ -10,10 +10,10 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreError, StoreRefused
+from coordinator.placement import Placement, Reservation
 from coordinator.pool import seats
-from coordinator.pool.pool import Reservation
 from coordinator.redis.wire import Wire
-from coordinator.scripts import Placement, signature
+from coordinator.scripts import signature
 from tests.coordinator.queueing import asking, fill, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained
 from tests.polling import eventually

@@ -11,10 +11,11 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import NoRoom
+from coordinator.placement import Placement
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.pool.queue_view import read_queue
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.subset import Subset
 from tests.coordinator.queueing import ONE_EACH, asking, fill, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained

@@ -11,8 +11,8 @@ import redis.asyncio as redis
 
 from coordinator import store_connection
 from coordinator.errors import StoreDown, StoreError, StoreLate
-from coordinator.pool.pool import Pool, Reservation
-from coordinator.scripts import Placement
+from coordinator.placement import Placement, Reservation
+from coordinator.pool.pool import Pool
 from coordinator.store import Store, StoreOptions
 from tests.coordinator.stage import KEYS, chain, drained, hash_of, numbers, place, replica, request, running
 from tests.polling import eventually

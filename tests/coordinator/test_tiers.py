@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import PolicyKnobs
+from coordinator.placement import PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, chain, own, place, register, request
 from tests.coordinator.test_cost import by_replica
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
+from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool import claims
 from coordinator.pool.claims import CONFIRM_S
 from coordinator.pool.engine_feedback import credit
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import (
     KEYS,
     chain,

@@ -16,8 +16,9 @@ import uvloop
 from redis.asyncio import Connection
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.scripts import PolicyKnobs, Script, load
+from coordinator.scripts import Script, load
 from tests.coordinator.stage import calls_of
 from tests.polling import eventually
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named

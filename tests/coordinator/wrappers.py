@@ -14,24 +14,16 @@ from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Repair
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
+from coordinator.placement import Budget, Placement, PlaceRequest, Reservation, Standing, TenantLimits, Used
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.engine_feedback import credit, tell_measured
-from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.pool import Pool
 from coordinator.pool.seats import _Waiting
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import (
-    NAMES,
-    Budget,
-    Placement,
-    PolicyKnobs,
-    Script,
-    Standing,
-    TenantLimits,
-    Used,
-    load,
-)
+from coordinator.scripts import NAMES, Script, load
 from coordinator.subset import Subset
 from coordinator.watch.watch_session import WatchSession
 from coordinator.watch.watcher import Watcher

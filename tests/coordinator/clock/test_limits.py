@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import OverLimit
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import PolicyKnobs, TenantLimits
+from coordinator.placement import PlaceRequest, TenantLimits
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.queueing import asking
 

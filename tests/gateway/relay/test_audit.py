@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.placement import Placement, PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay import audit
 from gateway.relay.audit import Usage, cause_of, is_eviction, known_cached_tokens, read_usage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.scripts import Used
+from coordinator.placement import Used
 from gateway.relay.charges import generated_tokens
 from gateway.routing.ticket import Ticket
 from tests.gateway.scripted import CHAT, Relayed, chunk, head, whole

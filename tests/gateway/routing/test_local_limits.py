@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import OverLimit
-from coordinator.scripts import TenantLimits, Used
+from coordinator.placement import TenantLimits, Used
 from gateway.routing.local_limits import LocalBuckets, local_concurrency
 
 NOW_MS = 1_000_000.0

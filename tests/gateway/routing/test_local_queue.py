@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from coordinator.errors import NoRoom, OverLimit
-from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.placement import NOTHING, PlaceRequest, Reservation, Seat, Standing, TenantLimits
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord, surveyed_state
-from coordinator.scripts import NOTHING, PolicyKnobs, Seat, Standing, TenantLimits
 from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
 from gateway.routing import local_limits, local_queue

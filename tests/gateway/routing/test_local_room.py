@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.placement import Budget, Reservation
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.live_load import LiveLoad
-from coordinator.scripts import Budget, PolicyKnobs, Reservation
 from gateway.routing.local_room import Loads, LocalRoom, choose
 
 

@@ -1,0 +1,327 @@
+"""What `place` is asked, and how it is answered. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from coordinator.keys import PoolKeys
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.registry import SESSION, TOLD, ReplicaRecord
+from coordinator.scripts import Script
+from coordinator.subset import Subset
+
+NO_TIP = "-"
+"""The tip of a request that has no chain."""
+
+
+@lru_cache(maxsize=1024)
+def _quoted(tenant: str) -> str:
+    return quote(tenant, safe="")
+
+
+class Standing(NamedTuple):
+    """Where a request stands in the queue, if it has to wait."""
+
+    band: int = 0
+    """0 goes first."""
+    tenant: str = "-"
+    weight: float = 1.0
+    output_tokens: int = 0
+    """The charge for its answer: tokens, times their weight."""
+    since_ms: int = 0
+    """Redis time at which its wait began; 0: now."""
+    wait_ms: int = 0
+    """How long it can wait in all; 0: any time."""
+    starve_ms: int = 0
+    """If its band gets nothing for so long, it goes first once; 0: at once."""
+
+    def line(self, waited_s: float) -> str:
+        """As `place` takes it, for a request that has waited already."""
+        left_ms = max(1, int(self.wait_ms - waited_s * 1000)) if self.wait_ms else 0
+        times = f"{self.since_ms} {left_ms} {self.starve_ms}"
+        return f"{self.band} {self.tenant_text} {self.weight:g} {self.output_tokens} {times}"
+
+    @property
+    def tenant_text(self) -> str:
+        """The tenant's name in keys and records."""
+        return _quoted(self.tenant)
+
+
+class Seat(NamedTuple):
+    """A request has to wait. `expected_ms` is how long it most likely waits; 0 if nothing tells. `room` is a replica
+    that has room for one of those that come before it; "" if there is none."""
+
+    since_ms: int
+    expected_ms: int
+    room: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What a tenant may have over all gateways; 0: any number. `output_tokens` is the most that the request's answer
+    can take, and `most_tokens` what the engine can compute for it, its prompt included; 0: not known."""
+
+    concurrency: int = 0
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+    output_tokens: int = 0
+    most_tokens: int = 0
+
+    def text(self, has_waited: bool, is_counted: bool) -> str:
+        """As `place` takes it. A request that has waited was let in before, and one that is counted pays no second
+        time."""
+        requests_per_min = 0 if is_counted else self.requests_per_min
+        limits = f"{self.concurrency} {requests_per_min} {self.tokens_per_min} {self.output_tokens}"
+        return f"{limits} {int(has_waited or is_counted)}"
+
+
+class Budget(NamedTuple):
+    """What requests take of their tenant's limits."""
+
+    tenant: str
+    """As in keys and records."""
+    tokens: int
+    tokens_per_min: int
+    requests: float
+    """Those that no script has counted yet."""
+    requests_per_min: int
+
+    @property
+    def text(self) -> str:
+        """As `reassert` and `adopt` take it."""
+        return f"{self.tenant} {self.tokens} {self.tokens_per_min} {self.requests:.3f} {self.requests_per_min}"
+
+
+class Used(NamedTuple):
+    """The tokens that a request took."""
+
+    charge_tokens: int
+    """Of its tenant's share: uncached tokens, and those of the answer, weighted."""
+    limit_tokens: int
+    """Of its tenant's limit: uncached tokens, and those of the answer."""
+
+    @property
+    def text(self) -> str:
+        """As `settle` takes it."""
+        return f"{self.charge_tokens} {self.limit_tokens}"
+
+
+NOTHING = Used(0, 0)
+
+
+class Refusal(NamedTuple):
+    """A request may not even wait. `reason` is full, full_tenant or unreachable."""
+
+    reason: str
+    expected_ms: int
+
+
+class Exhausted(NamedTuple):
+    """A tenant has used up a limit (`requests` or `tokens`): see OverLimit."""
+
+    limit: str
+    wait_ms: int
+    left: tuple[int, ...]
+
+
+@dataclass(slots=True)  # not frozen, which would make it four times as slow to make
+class PlaceRequest:
+    """What `place` decides on. `keys` (32 hex) and `tokens` (behind each key) run shallow to deep."""
+
+    reservation: str
+    keys: Sequence[str]
+    tokens: Sequence[int]
+    prompt_tokens: int
+    knobs: PolicyKnobs
+    seed: int
+    tried: Sequence[str] = ()
+    release: str = ""
+    """The reservation of the attempt that just failed; it is given back in the same step."""
+    pinned: str = ""
+    """The only replica allowed; empty for any."""
+    serving: Subset | None = None
+    """The replicas that serve the model; None for all that the gateway knows."""
+    order: Sequence[str] = field(default=())
+    """The first replicas of the rendezvous order, for consistent_hash."""
+    may_report: bool = False
+    """Whether the engine can be asked, with this request, to report the blocks that it reuses."""
+    shape: bytes = b"{}"
+    """The parts of the prompt up to each key, for the agents: JSON without spaces (see coordinator/README.md)."""
+    is_streamed: bool = True
+    """Whether its first token will be seen."""
+    room_share: float = 0.0
+    """The part of a replica's room that it may use; 0: it never waits for room."""
+    standing: Standing = field(default_factory=Standing)
+    """Where it waits if there is no room."""
+    limits: TenantLimits | None = None
+    """Those of its tenant; None if it has none."""
+    waited_s: float = 0.0
+    """How long it has waited for room."""
+    is_counted: bool = False
+    """Whether the store has counted it for its tenant's limits: an attempt before, in another pool, or a placement that
+    came too late."""
+    affinity: bytes = b""
+    """The bytes that rendezvous hashing hashes while the store is away; the store does not get them."""
+    answer: tuple[int, int] = (0, 0)
+    """The last answer in the prompt: how many keys come before it, and how many up to its end; zeros if there is
+    none."""
+
+    @property
+    def tip(self) -> str:
+        return self.keys[-1] if self.keys else NO_TIP
+
+    def admits(self, record: ReplicaRecord) -> bool:
+        """Whether the replica is ready and this request may go there."""
+        return (
+            record.state == "ready"
+            and record.replica not in self.tried
+            and (self.serving is None or record.replica in self.serving)
+            and self.pinned in ("", record.replica)
+        )
+
+    def budget(self, uncached_tokens: int, requests: int = 0) -> Budget | None:
+        """What it takes of its tenant's limits; None if there are none. `requests`: 1 if it is let in here."""
+        limits = self.limits
+        if limits is None:
+            return None
+        requests = 0 if self.is_counted else requests
+        tokens = uncached_tokens + limits.output_tokens
+        return Budget(self.standing.tenant_text, tokens, limits.tokens_per_min, requests, limits.requests_per_min)
+
+    def operands(
+        self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool, deadline_ms: int = 0
+    ) -> tuple[Any, ...]:
+        """Of `place`."""
+        assert self.serving is not None
+        return script.operands(
+            keys,
+            gateway=gateway,
+            epoch=epoch,
+            reservation=self.reservation,
+            explain=explain,
+            deadline_ms=deadline_ms,
+            seed=self.seed,
+            digest=self.serving.digest,
+            tried=" ".join(self.tried),
+            release=self.release,
+            pinned=self.pinned,
+            order=" ".join(self.order),
+            prompt_tokens=self.prompt_tokens,
+            tip=self.tip,
+            chain=" ".join(self.keys),
+            answered=self.answer[0],
+            answer_end=self.answer[1],
+            shape=self.shape,
+            may_report=self.may_report,
+            room_share=self.room_share,
+            line=self.standing.line(self.waited_s) if self.room_share or self.limits else "",
+            limits=self.limits.text(self.waited_s > 0, self.is_counted) if self.limits else "",
+            keys=self.keys,
+            tokens=self.tokens,
+        )
+
+
+class Placement(NamedTuple):
+    """Where a request goes. `why` is hit, partial_hit, rebalanced, stored, cold, pinned or last_resort.
+
+    `matched_tokens` is exact if the matched record is resident, else an estimate. `claimed_from` is the 1-based
+    index of the first key claimed (0: none); `touch` says that the last use of the
+    matched keys is due to be written; `last_use_ms` is the matched key's (Redis time, 0 without a match).
+    """
+
+    replica: str
+    incarnation: str
+    url: str
+    why: str
+    matched_keys: int
+    matched_tokens: int
+    claimed_from: int
+    touch: bool
+    last_use_ms: int
+    backlog_tokens: int
+    matched_kind: str
+    """Of the matched record: `resident`, `claim`, or empty without a match."""
+    matched_entry: str
+    """The entry of the replica's event stream that made it resident; empty for a claim."""
+    placed_ms: int
+    """Redis time."""
+    mode: str
+    """What the events that the replica's agent hears confirm: `session`, `partial`, `unconfirmed`; empty without an
+    agent."""
+    report: bool
+    """Whether to ask the engine to report the blocks that it reuses for this request: its agent is relearning."""
+    stored_keys: int = 0
+    stored_tokens: int = 0
+    """The tokens at the start of the prompt that LMCache has in Redis and the replica can load; 0 if it holds as
+    many."""
+    passed_over_tokens: int = 0
+    """Tokens of the prompt that another candidate holds and the replica neither holds nor can load."""
+    left: tuple[int, ...] = ()
+    """What is left of its tenant's limits: requests, ms until all are there again, tokens, ms; -1 where there is no
+    limit. Then its requests in flight, if these are limited. Empty if there are no limits."""
+    costs: bytes = b""
+    """What the candidates cost, as JSON: see lua/place.lua. Empty unless the knobs ask for it."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether an agent tells what this replica holds. What is not told is not there."""
+        return self.mode in TOLD
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether events also confirm that what is told is there."""
+        return self.mode == SESSION
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The leased load of one request attempt."""
+
+    id: str
+    replica: str
+    incarnation: str
+    backlog_tokens: int
+    tip: str
+    budget: Budget | None = None
+    """None if its tenant has no limits."""
+    is_streamed: bool = True
+    """Whether its first token will be seen; if not, prefills.py says when its backlog ends."""
+    prefilled_by_s: float | None = None
+    """Predicted, on the monotonic clock; infinite while unknown, None before the first heartbeat."""
+
+
+_REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable"})
+
+
+def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
+    """The answer of `place`; a status is `stale`, `undeclared`, `none`, `late` or `lost`."""
+    if reply[0] == b"wait":
+        return Seat(reply[1], reply[2], str(reply[3], "utf-8", "replace"))
+    if reply[0] in _REFUSALS:
+        return Refusal(reply[0].decode(), reply[2])
+    if reply[0] == b"over_limit":
+        return Exhausted(reply[3].decode(), reply[2], _numbers(reply[4]))
+    if reply[0] != b"ok":
+        return str(reply[0], "ascii")
+    # Unpacked, and given by position: a third of the time that 21 names take.
+    _, replica, incarnation, url, why, matched_keys, matched_tokens, claimed_from, touch, last_use_ms, *rest = reply
+    backlog_tokens, kind, entry, placed_ms, mode, report, stored_keys, stored_tokens, passed_over, left, *costs = rest
+    return Placement(
+        _text(replica), _text(incarnation), _text(url), why.decode(), matched_keys, matched_tokens,
+        claimed_from, touch == 1, last_use_ms, backlog_tokens, kind.decode(), _text(entry), placed_ms, _text(mode),
+        report == 1, stored_keys, stored_tokens, passed_over, _numbers(left) if left else (),
+        costs[0] if costs else b"",  # none if an older version has granted it
+    )  # fmt: skip
+
+
+def _text(told: bytes) -> str:
+    """A script can only choose among what is there, and somebody may have written that by hand."""
+    return told.decode("utf-8", "replace")
+
+
+def _numbers(text: bytes) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
