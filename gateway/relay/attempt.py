@@ -139,9 +139,15 @@ class Attempts:
             if job.has_choice:
                 self._router.aim(job, tries.replicas)
             ticket = await self._router.place(job, self._elsewhere.avoided(job, tries), tries.last)
-            if ticket is not None or tries.tickets or not self._holds.may_hold(job):
+            if ticket is not None:
                 return ticket
-            await self._holds.until_ready(job, was_refused=True)  # the last replica was drained or lost just now
+            if tries.tickets:
+                if not await self._is_held(job, tries):
+                    return None
+            elif self._holds.may_hold(job):
+                await self._holds.until_ready(job, was_refused=True)  # the last replica was drained or lost just now
+            else:
+                return None
 
     async def _is_held(self, job: Job, tries: Tries) -> bool:
         """Nobody has heard of the request: every replica refused the connection, so all have died just now. If it may
