@@ -320,6 +320,7 @@ def test_a_file_of_the_other_kind_is_named_as_such(kvgate: Kvgate) -> None:
 
 INTERRUPTED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without it
 module, sys.argv = sys.argv[1], ["kvgate", *sys.argv[2:]]
 class Interrupting:
     def find_spec(self, name, *_):
