@@ -40,6 +40,8 @@ from gateway.upstream import Answer, Upstream, UpstreamError
 
 _HELD_AGAIN_S = 1.0
 """How often a request that is held is tried again, if no news of the replicas comes: as often as they are checked."""
+_HELD_ROUNDS = 5
+"""By then all gateways know that the replicas are dead, and it is held without being tried."""
 
 
 class Attempts:
@@ -93,7 +95,7 @@ class Attempts:
         job.is_traced = reply.trace.is_traced
         held = HeldBytes(self._admission)
         try:
-            while not tries.failures or self._elsewhere.is_next(job, tries) or await self._is_held(job, tries):
+            while not tries.failures or self._elsewhere.is_next(job, tries) or await self._is_untold(job, tries):
                 ticket = await self._place_alive(job, tries, reply)
                 if ticket is None:
                     break
@@ -141,6 +143,8 @@ class Attempts:
             ticket = await self._router.place(job, self._elsewhere.avoided(job, tries), tries.last)
             if ticket is not None:
                 return ticket
+            if tries.last is not None:
+                tries.last.is_released = True
             if tries.tickets:
                 if not await self._is_held(job, tries):
                     return None
@@ -149,28 +153,31 @@ class Attempts:
             else:
                 return None
 
+    async def _is_untold(self, job: Job, tries: Tries) -> bool:
+        """Whether it is held after all its replicas were tried."""
+        return set(tries.replicas).issuperset(job.could_serve()) and await self._is_held(job, tries)
+
     async def _is_held(self, job: Job, tries: Tries) -> bool:
         """Nobody has heard of the request: every replica refused the connection, so all have died just now. If it may
-        be held, it waits until one is back, and is tried as if it were new."""
-        if not self._holds.may_hold(job) or any(failure.reason != "refused" for failure in tries.failures):
+        be held, it waits until one is back, and is tried as if it were new. A gateway that cannot reach replicas which
+        live for others gives up after some rounds."""
+        is_refused = all(failure.reason == "refused" for failure in tries.failures)
+        if not is_refused or not self._holds.may_hold(job) or tries.rounds >= _HELD_ROUNDS:
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(_HELD_AGAIN_S):
                 await self._holds.until_ready(job, was_refused=True)
-        tries.tickets.clear()  # their load is given back: the last one's by the next placement
-        tries.failures.clear()
+        tries.begin_again()
         return True
 
     def _failed(self, tries: Tries, failure: Failure) -> None:
-        """An attempt has failed. Whether by the replica's fault, a comparison with another replica tells later."""
+        """An attempt has failed."""
         tries.ticket.used = NOTHING
         if failure.reason == ASLEEP:
             self._metrics.retries.inc(ASLEEP)
             tries.tickets.pop()  # it has done nothing: the request is placed as if it had not been there
             return
         tries.failures.append(failure)
-        if failure.is_error:
-            self._router.erred(tries.ticket.replica)
 
     def _count(self, tries: Tries, *, was_answered: bool) -> None:
         """Counts server errors against their replicas, unless they are the request's own fault."""
@@ -210,7 +217,7 @@ class Attempts:
                 body, headers = self._outgoing.body(job, ticket), self._outgoing.headers(job, ticket)
                 answer = await self._upstream.send(job.method, ticket.url, job.target, headers, body, job.has_effects)
                 if answer.status in RETRIED_STATUSES:
-                    return await declined(answer, held)
+                    return self._noted(ticket, await declined(answer, held))
                 streamed = answer.status == 200 and answer.is_event_stream
                 if not streamed:
                     ticket.answered_s = time.monotonic()
@@ -224,7 +231,7 @@ class Attempts:
             if answer.status < 400:
                 self._taken(job, ticket, streamed)
             reply.trace.answered()
-            self._router.succeeded(ticket)
+            self._router.succeeded(ticket, answer.status < 400 and job.method == "POST")
             if tries.failures:
                 self._learn_from(job, tries, answer)
             if is_whole and not streamed:
@@ -317,9 +324,16 @@ class Attempts:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.
         But a replica that sleeps is well, one that only this gateway cannot reach stays in use for others, and one that
         is dead is out of use already: it may only be busy."""
-        if not failure.status and failure.is_error:
+        self._noted(ticket, failure)
+        if failure.is_silence:
             self._router.failed(ticket)
         self._fleet.recheck(ticket.replica)
+        return failure
+
+    def _noted(self, ticket: Ticket, failure: Failure) -> Failure:
+        """Whether an error is the replica's fault, a comparison with another replica tells later."""
+        if failure.is_error:
+            self._router.erred(ticket)
         return failure
 
 

@@ -99,6 +99,7 @@ class Reply:
         self._api = api
         self._started = started
         self._has_events = False
+        self._quiet_since_s = 0.0
 
     def note(self, ticket: Ticket, visible: bool) -> None:
         """Adds the headers of the decision behind this answer, if the caller may see them."""
@@ -130,9 +131,11 @@ class Reply:
         def comment() -> None:
             self._begin_events([*_STREAM, *_UNBUFFERED])
             self._exchange.write(_STILL_WAITING)
+            self._quiet_since_s = loop.time()
             timers[:] = [loop.call_later(every_s, comment)]
 
-        timers.append(loop.call_later(every_s, comment))
+        self._quiet_since_s = self._quiet_since_s or loop.time()  # it may wait several times
+        timers.append(loop.call_at(self._quiet_since_s + every_s, comment))
         try:
             yield
         finally:

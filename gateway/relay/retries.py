@@ -23,6 +23,7 @@ from gateway.relay.own_refusals import REFUSALS
 
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _UNAVAILABLE = 503
+_BROKEN = frozenset({500, 502})
 _NOT_EXECUTED = frozenset({"refused", "status_404", "status_429", "status_503"})
 _PAUSED = b"Generation is paused"
 """vLLM's words to requests that come while it is paused. They have no code of their own."""
@@ -53,11 +54,15 @@ class Failure:
         return self.reason == ABORTED or (self.status == _UNAVAILABLE and _PAUSED in (self.body or b""))
 
     @property
+    def is_silence(self) -> bool:
+        """Whether the replica gave no answer although it was in use."""
+        return not self.status and self.reason not in ("unreachable", "dead", ASLEEP)
+
+    @property
     def is_error(self) -> bool:
-        """Whether the replica answered that it failed, or did not answer although it was in use."""
-        if self.status:
-            return self.is_server_error and not self.is_pause
-        return self.reason not in ("unreachable", "dead", ASLEEP)
+        """Whether the replica answered that it is broken, or broke the connection. A 503, a 504 and a timeout may only
+        say that it is busy."""
+        return self.status in _BROKEN if self.status else self.is_silence and self.reason != "timeout"
 
 
 def is_refusal(failure: Failure) -> bool:

@@ -9,7 +9,7 @@ from gateway.routing.ticket import Ticket
 class Tries:
     """Where a request was tried, and how each attempt failed. Only `Attempts` changes it."""
 
-    __slots__ = ("failures", "last", "tickets")
+    __slots__ = ("failures", "last", "rounds", "tickets")
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
@@ -17,6 +17,8 @@ class Tries:
         """Of the attempts that failed, in the order of their tickets."""
         self.last: Ticket | None = None
         """The newest ticket; also one that does not count as a try."""
+        self.rounds = 0
+        """How often it was tried everywhere in vain, and began again."""
 
     @property
     def ticket(self) -> Ticket:
@@ -31,6 +33,12 @@ class Tries:
     def has_stalled(self) -> bool:
         """Whether an attempt before was a stall: see moves.py."""
         return any(failure.is_stall for failure in self.failures)
+
+    def begin_again(self) -> None:
+        """Forget where it was tried. The load of these attempts is given back: the last one's by the next placement."""
+        self.tickets.clear()
+        self.failures.clear()
+        self.rounds += 1
 
     def done(self) -> None:
         """No attempt holds load any more."""

@@ -137,7 +137,7 @@ class Router:
         release, since_ms = "", pool.clock.time_ms(job.held_since_s) if job.held_since_s else 0
         if last is not None:
             since_ms = last.request.standing.since_ms or since_ms
-            if is_first and last.pool is pool:
+            if is_first and last.pool is pool and not last.is_released:
                 release = last.request.reservation
             else:
                 _give_back(last)
@@ -370,27 +370,28 @@ class Router:
 
     def failed(self, ticket: Ticket) -> None:
         """The replica itself failed: reports that to its shared breaker."""
-        outcomes = self._outcomes_of(ticket.replica)
-        unreported = outcomes.failed(time.monotonic())
-        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", unreported, outcomes.errs_in_a_row)
+        outcomes, now_s = self._outcomes_of(ticket.replica), time.monotonic()
+        unreported = outcomes.failed(now_s)
+        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", unreported, outcomes.errs_in_a_row(now_s))
 
-    def erred(self, replica: str) -> None:
-        """The replica answered with a server error, or not at all. Whose fault that is, is not known yet."""
-        self._outcomes_of(replica).erred()
+    def erred(self, ticket: Ticket) -> None:
+        """The replica answered with an error, or broke the connection. Whose fault that is, is not known yet."""
+        self._outcomes_of(ticket.replica).erred(ticket.sent_s, time.monotonic())
 
     def errs_in_a_row(self, replica: str) -> bool:
         """Whether it answers each request of this gateway with an error, as it did not before."""
         outcomes = self._outcomes.get(replica)
-        return outcomes is not None and outcomes.errs_in_a_row
+        return outcomes is not None and outcomes.errs_in_a_row(time.monotonic())
 
     def broke_off(self, ticket: Ticket) -> None:
         """The replica failed in the middle of an answer, which was counted as a success when it began."""
-        self._outcomes_of(ticket.replica).broke_off(time.monotonic())
+        self._outcomes_of(ticket.replica).broke_off(ticket.sent_s, time.monotonic())
         self.failed(ticket)
 
-    def succeeded(self, ticket: Ticket) -> None:
-        """The replica answered. If its breaker was open and this request was the probe, the breaker closes."""
-        self._outcomes_of(ticket.replica).succeeded(time.monotonic())
+    def succeeded(self, ticket: Ticket, is_proof: bool) -> None:
+        """The replica answered. If its breaker was open and this request was the probe, the breaker closes. `is_proof`:
+        its engine has worked for this request."""
+        self._outcomes_of(ticket.replica).succeeded(time.monotonic(), is_proof)
         fleet = ticket.pool.state
         if fleet is not None and fleet.open_until_ms.get(ticket.replica):
             ticket.pool.report(ticket.replica, ticket.incarnation, "success")
@@ -399,7 +400,7 @@ class Router:
         """The replica's answer is complete."""
         outcomes = self._outcomes.get(ticket.replica)
         if outcomes is not None:
-            outcomes.ended_well()
+            outcomes.ended_well(time.monotonic())
 
     def _outcomes_of(self, replica: str) -> ReplicaOutcomes:
         outcomes = self._outcomes.get(replica)

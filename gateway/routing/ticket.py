@@ -39,6 +39,8 @@ class Ticket:
     """None if the store did not decide."""
     is_room_local: bool = False
     """Whether it went by this gateway's own share of the room: see local_room.py."""
+    is_released: bool = field(default=False, init=False)
+    """Whether the store has ended its reservation, and found no other replica."""
     asks_usage: bool = field(default=False, init=False)
     """Whether the gateway asks for the usage of a stream, and takes it out of what the client gets."""
     shows_usage: bool = field(default=False, init=False)

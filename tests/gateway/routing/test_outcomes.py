@@ -43,13 +43,31 @@ def test_errors_in_a_row_outweigh_what_ended_well_before() -> None:
     for n in range(100):
         outcomes.succeeded(1000.0 + n / 100)
     for n in range(3):
-        assert not outcomes.errs_in_a_row, n
-        outcomes.erred()
+        assert not outcomes.errs_in_a_row(1001.0), n
+        outcomes.erred(1001.0, 1001.0)
         outcomes.failed(1001.0)
-    assert outcomes.errs_in_a_row
+    assert outcomes.errs_in_a_row(1001.0)
     assert outcomes.is_suspect(1001.0)
+    outcomes.succeeded(1001.1, is_proof=False)
+    assert outcomes.errs_in_a_row(1001.1), "its server answers what its engine has no part in"
     outcomes.succeeded(1001.1)
-    assert not outcomes.errs_in_a_row
+    assert not outcomes.errs_in_a_row(1001.1)
+
+
+def test_failures_of_one_moment_are_not_in_a_row_if_the_replica_has_answered_since_they_were_sent() -> None:
+    outcomes = ReplicaOutcomes()
+    outcomes.succeeded(1001.0)
+    for _ in range(10):
+        outcomes.erred(1000.9, 1002.0)
+    assert not outcomes.errs_in_a_row(1002.0)
+
+
+def test_errors_long_ago_are_not_in_a_row_with_a_new_one() -> None:
+    outcomes = ReplicaOutcomes()
+    for now_s in (1000.0, 1001.0, 1012.0):
+        outcomes.erred(now_s, now_s)
+        assert not outcomes.are_over(now_s)
+    assert not outcomes.errs_in_a_row(1012.0)
 
 
 def test_answers_that_break_off_in_a_row_outweigh_them_too() -> None:
@@ -57,16 +75,16 @@ def test_answers_that_break_off_in_a_row_outweigh_them_too() -> None:
     outcomes = ReplicaOutcomes()
     for n in range(100):
         outcomes.succeeded(1000.0 + n / 100)
-        outcomes.ended_well()
+        outcomes.ended_well(1000.0 + n / 100)
     for _ in range(3):
         outcomes.succeeded(1001.0)
-        outcomes.broke_off(1001.0)
+        outcomes.broke_off(1001.0, 1001.0)
         outcomes.failed(1001.0)
     assert outcomes.is_suspect(1001.0)
     outcomes.succeeded(1001.1)
-    assert outcomes.errs_in_a_row, "it has only begun"
-    outcomes.ended_well()
-    assert not outcomes.errs_in_a_row
+    assert outcomes.errs_in_a_row(1001.1), "it has only begun"
+    outcomes.ended_well(1001.1)
+    assert not outcomes.errs_in_a_row(1001.1)
 
 
 def test_a_suspicion_ends_with_an_answer() -> None:

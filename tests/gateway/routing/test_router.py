@@ -67,7 +67,7 @@ async def test_a_replica_that_fails_is_avoided_until_it_answers_again() -> None:
             assert (await place(router, affinity)).replica == first.replica
             router.failed(first)
         assert (await place(router, affinity)).replica != first.replica
-        router.succeeded(first)
+        router.succeeded(first, is_proof=True)
         assert (await place(router, affinity)).replica == first.replica
 
 
@@ -75,7 +75,7 @@ async def test_an_answer_that_breaks_off_is_not_one_that_ended_well() -> None:
     router = lonely_router()
     first = await place(router, b"a" * 16)
     for _ in range(FAILURES):
-        router.succeeded(first)
+        router.succeeded(first, is_proof=True)
         router.broke_off(first)
     assert (await place(router, b"a" * 16)).replica != first.replica
 
