@@ -34,6 +34,7 @@ from coordinator.placement import (
     Used,
     parse_placement,
 )
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.claims import Claims
 from coordinator.pool.demand import Held
 from coordinator.pool.live_load import LiveLoad
@@ -87,6 +88,8 @@ class Pool:
 
     on_news: Callable[[], None] | None = None
     """Called when a heartbeat has told something new of the pool's replicas."""
+    _place_of: tuple[PolicyKnobs, Script] | None = None
+    """The settings of the last placement, and their script."""
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class Pool:
     def attach(self, wire: Wire, allow_oom: bool, is_in_cluster: bool = False) -> None:
         """Use a new connection: everything this gateway knows is stated again on it before anything else."""
         self.keys = PoolKeys(self.name, self.keys.namespace, is_in_cluster)
-        self._wire, self._allow_oom, self.is_paused = wire, allow_oom, False
+        self._wire, self._allow_oom, self._place_of, self.is_paused = wire, allow_oom, None, False
         self._version = ""  # it may lead to another server, which lacks the last writes
         self.clock.forget()
         self.reassert()
@@ -211,6 +214,12 @@ class Pool:
 
     def _script(self, name: str) -> Script:
         return load(name, self._allow_oom)
+
+    def _place_script(self, knobs: PolicyKnobs) -> Script:
+        """Most requests have the same settings; to look the script up by their values takes a microsecond."""
+        if self._place_of is None or self._place_of[0] is not knobs:
+            self._place_of = knobs, load("place", self._allow_oom, knobs)
+        return self._place_of[1]
 
     def run(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
         """Run one of the scripts, with the arguments that its header declares."""
@@ -358,7 +367,7 @@ class Pool:
     ) -> Placement | Seat | Refusal | Exhausted | str:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
         undone."""
-        script = load("place", self._allow_oom, request.knobs)
+        script = self._place_script(request.knobs)
         sent_s, budget_s = time.monotonic(), self._lag.extended(self._budget_s)
         # The budget limits Redis, not this process: its event loop may be slow before this, and until it writes.
         left_s = budget_s - min(sent_s - began_s, budget_s * _WAITING_SHARE)

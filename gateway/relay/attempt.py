@@ -238,7 +238,6 @@ class Attempts:
                 await self._relay.whole(job, ticket, reply, answer, said.document)
             else:
                 await self._relayed(job, ticket, reply, answer, held, said if streamed else None)
-            self._router.ended_well(ticket)
             return None
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
@@ -311,6 +310,7 @@ class Attempts:
                 await self._relay.large(job, ticket, reply, answer, held)
             else:
                 await self._relay.stream(job, ticket, reply, answer, held, said.plain_bytes)
+            self._router.ended_well(ticket)
         except StreamBroken as broken:
             self._charges.untold(job, ticket, by_time=said is None)
             if broken.by_replica:
