@@ -476,7 +476,7 @@ class Pool:
                 raise _not_connected()
             if not self._declare(request):
                 return None
-            script = load("place", self._allow_oom, request.knobs)
+            script = self._place_script(request.knobs)
             operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=True)
             reply = await self._wire.run(script, operands, self._budget_s * 5)
             if reply[0] != b"undeclared":

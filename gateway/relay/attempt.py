@@ -207,7 +207,8 @@ class Attempts:
         ticket = tries.ticket
         answer: Answer | None = None
         try:
-            if tries.failures and await self._is_silent_already(tries):
+            # Of a replica that is silent before it has this request, the request is not the reason.
+            if tries.has_stalled and not await self._moves.answers(ticket.replica):
                 return self._doubted(ticket, Failure("unreachable"))
             with (
                 self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
@@ -264,14 +265,8 @@ class Attempts:
 
     def _waiting(self, job: Job, tries: Tries, limit: Limit) -> WaitingAttempt:
         others, may_leave = self._elsewhere.others(job, tries), not job.has_effects
-        has_stalled = bool(tries.failures) and tries.has_stalled
         replica, tickets = tries.ticket.replica, tries.tickets
-        return self._moves.attempt(replica, others, tickets, limit, may_leave, has_stalled, len(job.body))
-
-    async def _is_silent_already(self, tries: Tries) -> bool:
-        """Whether a replica is silent before it gets a request that may have stalled another one. Then this request is
-        not what keeps it busy."""
-        return tries.has_stalled and not await self._moves.answers(tries.ticket.replica)
+        return self._moves.attempt(replica, others, tickets, limit, may_leave, tries.has_stalled, len(job.body))
 
     def _taken(self, job: Job, ticket: Ticket, streamed: bool) -> None:
         """The replica answers the request."""

@@ -32,7 +32,7 @@ class Tries:
     @property
     def has_stalled(self) -> bool:
         """Whether an attempt before was a stall: see moves.py."""
-        return any(failure.is_stall for failure in self.failures)
+        return bool(self.failures) and any(failure.is_stall for failure in self.failures)  # most have none
 
     def begin_again(self) -> None:
         """Forget where it was tried. The load of these attempts is given back: the last one's by the next placement."""
