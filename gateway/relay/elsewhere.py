@@ -49,9 +49,10 @@ class Elsewhere:
             return True  # placements soon avoid such a replica, so these retries end by themselves
         if not self._fleet.is_ready(replica):
             return True
-        if self._router.errs_in_a_row(replica) and self._has_sound_one(job, tried):
-            return True  # it fails everybody: its breaker opens soon
-        if self._budget.take(time.monotonic()):
+        fails_everybody = self._router.errs_in_a_row(replica) and self._has_sound_one(
+            job, tried
+        )  # its breaker opens soon
+        if self._budget.take(time.monotonic(), may_exceed=fails_everybody):
             return True
         self._metrics.retries_withheld.inc()
         return False

@@ -26,10 +26,10 @@ class RetryBudget:
         """Counts a client's request."""
         self._requests.add(now_s)
 
-    def take(self, now_s: float) -> bool:
-        """Whether one more retry is within the budget. If so, it is counted."""
+    def take(self, now_s: float, may_exceed: bool = False) -> bool:
+        """Whether one more retry is within the budget, or may exceed it. If so, it is counted."""
         allowed = max(MIN_RETRIES, SHARE * self._requests.total(now_s))
-        if self._retries.total(now_s) >= allowed:
+        if self._retries.total(now_s) >= allowed and not may_exceed:
             return False
         self._retries.add(now_s)
         return True

@@ -18,3 +18,11 @@ def test_beyond_that_they_are_a_tenth_of_the_requests() -> None:
     assert granted(budget, 500, START_S + 5) == 100
     assert granted(budget, 500, START_S + 9) == 0
     assert granted(budget, 500, START_S + 3 * WINDOW_S) == 10, "the requests are too long ago"
+
+
+def test_a_retry_that_may_exceed_it_counts_too() -> None:
+    budget = RetryBudget()
+    assert granted(budget, 9, START_S) == 9
+    assert budget.take(START_S, may_exceed=True), "the tenth"
+    assert granted(budget, 1, START_S) == 0
+    assert budget.take(START_S, may_exceed=True), "beyond the budget"
