@@ -99,7 +99,7 @@ class StoreConnection:
         self._pools[pool.name] = pool
         if self._wire is not None:
             pool.attach(self._wire, self._allow_oom, self._is_in_cluster)
-            pool.is_paused = self._is_paused
+            pool.link.is_paused = self._is_paused
 
     async def ask(self, *command: Any) -> Any:
         """A plain command that belongs to no pool. Raises StoreError."""
@@ -169,7 +169,7 @@ class StoreConnection:
     def _set_paused(self, is_paused: bool) -> None:
         self._is_paused, self._misses = is_paused, 0
         for pool in self._pools.values():
-            pool.is_paused = is_paused
+            pool.link.is_paused = is_paused
 
     # -- the connection ----------------------------------------------------------------------------------------
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from coordinator.errors import StoreError
-from coordinator.keys import PoolKeys
 from coordinator.placement import Placement, PlaceRequest
+from coordinator.pool.link import Link
 from coordinator.redis.wire import has_result
 from coordinator.registry import PoolState, readable
 
@@ -35,15 +35,8 @@ they are plain tuples of strings, which the garbage collector does not visit aga
 class Claims:
     """One gateway's holds and claims in one pool."""
 
-    def __init__(
-        self,
-        keys: PoolKeys,
-        tell: Callable[..., None],
-        run: Callable[..., asyncio.Future[Any]],
-        read: Callable[..., asyncio.Future[Any]],
-    ) -> None:
-        """`tell`, `run` and `read` are those of the pool."""
-        self._keys, self._tell, self._run, self._read = keys, tell, run, read
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._to_hold: dict[str, dict[str, None]] = {}
         self._unconfirmed: deque[tuple[float, str, _Claim]] = deque()
         """When the engine's events must have confirmed a claim, and its replica: the oldest first."""
@@ -83,7 +76,7 @@ class Claims:
             everything = list(of_replica)
             for start in range(0, len(everything), _HELD_AT_ONCE):
                 keys = everything[start : start + _HELD_AT_ONCE]
-                self._tell("hold", partial(self._check_hold, replica, keys), replica=replica, keys=keys)
+                self._link.tell("hold", partial(self._check_hold, replica, keys), replica=replica, keys=keys)
 
     def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
         if isinstance(reply, StoreError):
@@ -92,7 +85,7 @@ class Claims:
     def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Withdraw the claims that a dead gateway's reservation made; the future counts them."""
         self._send_holds()
-        return self._run("withdraw", replica=replica, reservation=reservation, keys=keys)
+        return self._link.run("withdraw", replica=replica, reservation=reservation, keys=keys)
 
     def _withdraw(self, replica: str, claim: _Claim) -> None:
         """Take back a claim for `replica`."""
@@ -103,12 +96,12 @@ class Claims:
                 self._lost_claims.append(claim)
 
         self._send_holds()  # holds that were asked for earlier must run first
-        self._tell("withdraw", check, replica=replica, reservation=reservation, keys=keys)
+        self._link.tell("withdraw", check, replica=replica, reservation=reservation, keys=keys)
 
     def void(self, replica: str, keys: Sequence[str]) -> None:
         """Take back all that the map says of these keys there."""
         self._send_holds()
-        self._tell("withdraw", lambda _: None, replica=replica, reservation="", keys=keys)
+        self._link.tell("withdraw", lambda _: None, replica=replica, reservation="", keys=keys)
 
     def lost(self, requests: Iterable[PlaceRequest]) -> None:
         """The connection is gone, and these placements may have claimed their keys."""
@@ -123,7 +116,7 @@ class Claims:
             self.hold(replica, keys)
         for claim in lost_claims:
             _, keys = claim
-            owners = self._read("HGETALL", self._keys.own(keys[-1]))
+            owners = self._link.read("HGETALL", self._link.keys.own(keys[-1]))
             owners.add_done_callback(partial(self._withdraw_lost, claim))
 
     def _withdraw_lost(self, claim: _Claim, owners: asyncio.Future[Any]) -> None:
@@ -145,7 +138,7 @@ class Claims:
             _, replica, claim = self._unconfirmed.popleft()
             if state.is_told(replica):
                 _, keys = claim
-                tip = self._read("HGET", self._keys.own(keys[-1]), replica)
+                tip = self._link.read("HGET", self._link.keys.own(keys[-1]), replica)
                 tip.add_done_callback(partial(self._withdraw_unless_resident, replica, claim))
 
     def _withdraw_unless_resident(self, replica: str, claim: _Claim, tip: asyncio.Future[Any]) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from math import inf
-from typing import Any
 
-from coordinator.keys import PoolKeys
 from coordinator.placement import NO_TIP, Reservation
+from coordinator.pool.link import Link
+from coordinator.pool.reservations import Reservations
 from coordinator.redis.wire import has_result
 from coordinator.registry import PoolState, ReplicaRecord
 
@@ -67,20 +67,11 @@ def in_turn(waiting: Iterable[Reservation], at_most: int) -> list[Reservation]:
 
 
 class Prefills:
-    """Ends the backlog of reservations in `live` that are not streamed. `end_backlog(reservation id)` and
-    `read(*command)` are the pool's."""
+    """Ends the backlog of live reservations that are not streamed."""
 
-    def __init__(
-        self,
-        keys: PoolKeys,
-        live: Mapping[str, Reservation],
-        read: Callable[..., asyncio.Future[Any]],
-        end_backlog: Callable[[str], None],
-    ) -> None:
-        self._keys = keys
-        self._live = live
-        self._read = read
-        self._end_backlog = end_backlog
+    def __init__(self, link: Link, reservations: Reservations) -> None:
+        self._link = link
+        self._live, self._end_backlog = reservations.live, reservations.first_token
         self._tokens_per_s: dict[str, float] = {}
 
     def observe(self, replica: str, counters: Mapping[str, float]) -> None:
@@ -113,13 +104,13 @@ class Prefills:
                 unpredicted.append(one)
         self._predict([one for one in unpredicted if one.replica in self._tokens_per_s], now_s)
         for one in in_turn((one for one in waiting if _tells_tip(state, one)), _LOOKUPS):
-            record = self._read("HGET", self._keys.own(one.tip), one.replica)
+            record = self._link.read("HGET", self._link.keys.own(one.tip), one.replica)
             record.add_done_callback(partial(self._end_if_computed, one, state.replicas[one.replica]))
 
     def _predict(self, ones: list[Reservation], now_s: float) -> None:
         if ones:
             replicas = list(dict.fromkeys(one.replica for one in ones))
-            queued = self._read("HMGET", self._keys.backlog_tokens, *replicas)
+            queued = self._link.read("HMGET", self._link.keys.backlog_tokens, *replicas)
             queued.add_done_callback(partial(self._set_due, ones, replicas, now_s))
 
     def _set_due(

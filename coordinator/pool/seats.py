@@ -17,14 +17,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 import structlog
 
 from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
-from coordinator.keys import PoolKeys
 from coordinator.placement import Placement, PlaceRequest, Reservation, Seat, parse_placement
+from coordinator.pool.link import Link
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Wire, has_result
 from coordinator.subset import Subset
@@ -58,26 +58,31 @@ class _Waiting:
         self.answer: asyncio.Future[Placement | Reservation | str] = asyncio.get_running_loop().create_future()
 
 
+Connect = Callable[[Callable[[StoreError], None]], Awaitable[Wire]]
+"""Opens one more connection, which waits for grants. Its argument is told when the connection breaks."""
+
+
+class Grants(Protocol):
+    """Takes what the store has granted."""
+
+    def accept(self, request: PlaceRequest, placement: Placement) -> None:
+        """Somebody wants it."""
+
+    def undo(self, request: PlaceRequest, placement: Placement | Reservation) -> None:
+        """Nobody wants it any more."""
+
+    def is_asked(self, reservation: str) -> bool:
+        """Whether a placement under this name is on its way."""
+
+    def forget(self, reservation: str) -> None:
+        """This gateway does not know this request."""
+
+
 class Seats:
     """One gateway's seats in one pool."""
 
-    def __init__(
-        self,
-        keys: PoolKeys,
-        gateway: str,
-        connect: Callable[[Callable[[StoreError], None]], Awaitable[Wire]] | None,
-        tell: Callable[..., None],
-        accept: Callable[[PlaceRequest, Placement], None],
-        undo: Callable[[PlaceRequest, Placement | Reservation], None],
-        is_asked: Callable[[str], bool],
-        forget: Callable[[str], None],
-    ) -> None:
-        """`connect` opens a connection; its argument is told when the connection breaks. The others are the pool's:
-        `tell` runs a script, `accept` and `undo` get grants that somebody or nobody wants, `is_asked` says whether a
-        placement is on its way, `forget` gives back a reservation that nobody knows."""
-        self._keys, self._gateway, self._connect = keys, gateway, connect
-        self._tell, self._accept, self._undo = tell, accept, undo
-        self._is_asked, self._forget = is_asked, forget
+    def __init__(self, link: Link, connect: Connect | None, grants: Grants) -> None:
+        self._link, self._connect, self._grants = link, connect, grants
         self.on_away: Callable[[], None] = lambda: None
         """Called when requests may be placed without the store."""
         self.is_away = False
@@ -126,7 +131,7 @@ class Seats:
         for subset, names in moved.items():
             for start in range(0, len(names), _AT_ONCE):
                 piece = names[start : start + _AT_ONCE]
-                self._tell("requeue", None, True, gateway=self._gateway, digest=subset.digest, seats=piece)
+                self._link.tell("requeue", None, True, gateway=self._link.gateway, digest=subset.digest, seats=piece)
         return bool(moved)
 
     def use_subsets(self, subsets: Subsets) -> None:
@@ -153,7 +158,7 @@ class Seats:
             if self._waiting.pop(request.reservation, None) is not None:
                 self.leave(request)
             elif has_result(one.answer) and not isinstance(granted := one.answer.result(), str):
-                self._undo(request, granted)  # granted in the turn of the loop in which its client left
+                self._grants.undo(request, granted)  # granted in the turn of the loop in which its client left
             if isinstance(error, TimeoutError):
                 raise NoRoom("waited", seat.expected_ms / 1000) from None
             raise
@@ -163,7 +168,7 @@ class Seats:
         reservation = request.reservation
         if (early := self._early.pop(reservation, None)) is not None:
             if isinstance(early, Placement):
-                self._undo(request, early)
+                self._grants.undo(request, early)
             return
         self._left[reservation] = request
         if self._listener is None or self._listener.done():
@@ -176,7 +181,7 @@ class Seats:
             else:
                 asyncio.get_running_loop().call_later(0 if reply > 0 else _HEARD_S, self._left.pop, reservation, None)
 
-        self._tell("leave", check, True, gateway=self._gateway, seats=[reservation])
+        self._link.tell("leave", check, True, gateway=self._link.gateway, seats=[reservation])
 
     def send_away(self, reservation: str) -> None:
         """No replica of this pool can serve the request any more, and another pool can."""
@@ -193,7 +198,7 @@ class Seats:
 
     # -- the store comes and goes ------------------------------------------------------------------------------
 
-    def attached(self, read: Callable[..., asyncio.Future[Any]]) -> None:
+    def attached(self) -> None:
         """The pool's connection is new, or the store may have lost data: find the seats that are lost."""
         if self._away is not None:
             self._away.cancel()
@@ -202,12 +207,12 @@ class Seats:
         self._undo_grants_of_gone()
         if not self._waiting:
             return
-        before, keys = list(self._waiting), self._keys
+        before, keys, gateway, read = list(self._waiting), self._link.keys, self._link.gateway, self._link.read
         # In this order: a seat that the first one does not find was granted before the others are read.
         replies = asyncio.gather(
-            read("HKEYS", keys.seats(self._gateway)),
-            read("LRANGE", keys.heard(self._gateway), 0, -1),
-            read("LRANGE", keys.grants(self._gateway), 0, -1),
+            read("HKEYS", keys.seats(gateway)),
+            read("LRANGE", keys.heard(gateway), 0, -1),
+            read("LRANGE", keys.grants(gateway), 0, -1),
             return_exceptions=True,
         )
 
@@ -236,12 +241,12 @@ class Seats:
             if name in self._waiting:
                 self._answer(name, _LOST)
 
-    def check(self, read: Callable[..., asyncio.Future[Any]]) -> None:
+    def check(self) -> None:
         """At a heartbeat: find out whether the store still has all seats."""
         if self._waiting:
-            count, expected = read("HLEN", self._keys.seats(self._gateway)), len(self._waiting)
+            count, expected = self._link.read("HLEN", self._link.keys.seats(self._link.gateway)), len(self._waiting)
             count.add_done_callback(
-                lambda count: self.attached(read) if has_result(count) and count.result() < expected else None
+                lambda count: self.attached() if has_result(count) and count.result() < expected else None
             )
 
     def detached(self) -> None:
@@ -289,7 +294,7 @@ class Seats:
         _log.warning("requests cannot wait for room", reason=reason, fix="give the Redis user +blmove")
         self._connect = None
         if self._waiting:
-            self._tell("leave", None, True, gateway=self._gateway, seats=list(self._waiting))
+            self._link.tell("leave", None, True, gateway=self._link.gateway, seats=list(self._waiting))
         for one in list(self._waiting.values()):
             if not one.answer.done():
                 one.answer.set_exception(StoreDown("this gateway may not hear of grants"))
@@ -297,7 +302,7 @@ class Seats:
     async def _take(self, wire: Wire) -> None:
         """Each grant leaves `heard` as soon as it is handed out: an old one must not answer a request that was placed
         again."""
-        grants, heard = self._keys.grants(self._gateway), self._keys.heard(self._gateway)
+        grants, heard = self._link.keys.grants(self._link.gateway), self._link.keys.heard(self._link.gateway)
         with suppress(StoreRefused):  # somebody else has written a key of another type
             for taken in await wire.send("LRANGE", heard, 0, -1):
                 self._hear(taken)
@@ -315,17 +320,17 @@ class Seats:
             self._hand_out(name, placement)
         elif (request := self._left.pop(name, None) or self._gone.pop(name, None)) is not None:
             if isinstance(placement, Placement):
-                self._undo(request, placement)
-        elif self._is_asked(name):
+                self._grants.undo(request, placement)
+        elif self._grants.is_asked(name):
             self._early[name] = placement
         elif isinstance(placement, Placement):
-            self._forget(name)
+            self._grants.forget(name)
 
     def _hand_out(self, name: str, placement: Placement | str) -> None:
         one = self._waiting[name]
         if isinstance(placement, Placement):
             # Its client may have left in this turn of the loop.
-            (self._undo if one.answer.done() else self._accept)(one.request, placement)
+            (self._grants.undo if one.answer.done() else self._grants.accept)(one.request, placement)
         self._answer(name, placement)
 
     def _answer(self, name: str, placement: Placement | Reservation | str) -> None:

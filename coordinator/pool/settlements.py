@@ -10,9 +10,9 @@ before is not sent. What happens later goes with a heartbeat: the store was slow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from coordinator.placement import Used
+from coordinator.pool.link import Link
 
 _Settlement = tuple[str, str, str]
 """See lua/settle.lua."""
@@ -25,9 +25,8 @@ calls."""
 class Settlements:
     """One gateway's settlements in one pool."""
 
-    def __init__(self, gateway: str, tell: Callable[..., None]) -> None:
-        """`tell` is that of the pool."""
-        self._gateway, self._tell = gateway, tell
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.to_adopt: set[str] = set()
         """Live reservations that were placed without the store. The next heartbeat counts them."""
         self._adopted: set[str] = set()
@@ -74,7 +73,7 @@ class Settlements:
         settled, self._settled = self._settled, []
         for start in range(0, len(settled), COUNTED_AT_ONCE):
             piece = settled[start : start + COUNTED_AT_ONCE]
-            self._tell("settle", None, True, gateway=self._gateway, settled=piece)
+            self._link.tell("settle", None, True, gateway=self._link.gateway, settled=piece)
 
     def send_of_adopted(self) -> None:
         """Send everything."""

@@ -8,10 +8,9 @@ keeps the orders of large subsets right: see lua/lib/subsets.lua.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from coordinator import breaker
+from coordinator.pool.link import Link
 from coordinator.subset import Subset
 
 _KEEPER_LEASE_MS = 3000
@@ -26,13 +25,11 @@ _PIECES = 8
 
 
 class Subsets:
-    """The subsets that one gateway uses in one pool. `run` runs a script; `restate` sends one with its text, so that it
-    runs before everything that is sent after it."""
+    """The subsets that one gateway uses in one pool."""
 
-    def __init__(self, gateway: str, run: Callable[..., Any], restate: Callable[..., None]) -> None:
+    def __init__(self, link: Link) -> None:
         self._misplaced = 0
-        self._gateway = gateway
-        self._run, self._restate = run, restate
+        self._link = link
         self._declared: dict[str, Subset] = {}
         self._used_s: dict[str, float] = {}
         self._next = "", 0
@@ -53,7 +50,7 @@ class Subsets:
         self._declared[subset.digest] = subset
         names = sorted(subset.replicas)
         for start in range(0, len(names), _AT_ONCE):
-            self._restate(
+            self._link.restate(
                 "declare",
                 digest=subset.digest,
                 total=len(names),
@@ -69,9 +66,9 @@ class Subsets:
         self._declared = {digest: each for digest, each in self._declared.items() if digest in self._used_s}
         if not self._declared:
             return
-        unknown, with_orders = await self._run(
+        unknown, with_orders = await self._link.run(
             "keep_subsets",
-            gateway=self._gateway,
+            gateway=self._link.gateway,
             lease_ms=_KEEPER_LEASE_MS,
             subset_lease_ms=_LEASE_MS,
             digests=list(self._declared),
@@ -92,7 +89,7 @@ class Subsets:
             later = sorted(each for each in counts if each > digest)
             digest, first = later[0] if later else min(counts), 0
         self._next = digest, first + _AT_ONCE
-        misplaced = await self._run(
+        misplaced = await self._link.run(
             "reorder",
             digest=digest,
             first=first,

@@ -162,7 +162,7 @@ def request(reservation: str, keys: list[str], **changes: Any) -> PlaceRequest:
 
 async def place(pool: Pool, reservation: str, keys: list[str], **changes: Any) -> Placement:
     if not pool.records:  # another gateway has registered the replicas
-        pool.records = each(await pool.read("HGETALL", pool.keys.replicas), ReplicaRecord.parse)
+        pool.replicas.records = each(await pool.read("HGETALL", pool.keys.replicas), ReplicaRecord.parse)
     placement = await pool.place(request(reservation, keys, **changes))
     assert placement is not None
     return placement

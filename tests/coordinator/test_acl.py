@@ -82,7 +82,7 @@ async def live_a_little(pool: Pool) -> None:
         pool.claims.withdraw(other, placed)
     assert await pool.explain(asked)
     pool.adopt(Reservation("b", "r0", "life1", 10, "-"))
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     pool.reassert()
     pool.done("b")
     await remember(pool, "resp_1", "r0", "life1", None)
@@ -262,7 +262,7 @@ async def test_a_user_that_may_not_ask_for_scripts_loads_all_of_them(
     url = redis_server.url.replace("redis://", "redis://kvgate:secret@")
     async with running(Store(StoreOptions(url, budget_s=5.0), "gw0")) as store:
         assert store.is_up(), store.reason
-        assert await client.script_exists(load("beat", store.pool("m")._allow_oom).sha) == [True]
+        assert await client.script_exists(load("beat", store.pool("m").link.allow_oom).sha) == [True]
 
 
 async def test_a_wrong_password_is_told_without_repeating_it(redis_server: RedisServer, restricted_url: str) -> None:

@@ -228,7 +228,7 @@ async def test_tokens_a_minute_are_reserved_and_then_corrected_once(
         assert placement.left[2] == 6000 - reserved
         one.done("a", Used(9, 100))
         await drained(one)
-        one._forget_reservation("a")  # settled twice
+        one.reservations.forget("a")  # settled twice
         await drained(one)
         after = (await placed(other, limited("b", **limits))).left[2]
         assert abs(after - (6000 - 100 - reserved)) < 30, "what leaked meanwhile"
@@ -265,7 +265,7 @@ async def test_a_request_that_its_gateway_placed_meanwhile_keeps_its_part_of_the
         limits = {"concurrency": 1, "tokens_per_min": 6000, "output_tokens": 500}
         await placed(one, limited("first", **limits))
         task = await queued(client, other, limited("taken", **limits))
-        wire, away = other._wire, asyncio.Event()
+        wire, away = other.link.wire, asyncio.Event()
         other.seats.on_away = away.set
         other.detach()
         await away.wait()
@@ -275,7 +275,7 @@ async def test_a_request_that_its_gateway_placed_meanwhile_keeps_its_part_of_the
         other.seats.take(reservation)
         await task
         assert wire is not None
-        other.attach(wire, other._allow_oom)
+        other.attach(wire, other.link.allow_oom)
         await drained(other)
         assert await active(client) == 2
         for pool, name in ((one, "first"), (other, "taken")):
@@ -348,21 +348,21 @@ async def test_what_a_gateway_let_in_by_itself_counts_once_whatever_became_of_it
     limits = {"requests_per_min": 10, "tokens_per_min": 60_000, "output_tokens": 900}
     async with AsyncExitStack() as closing, two_gateways(redis_server) as (one, other):
         await placed(one, asking("warm up", PLENTY))
-        asked, wire = limited("late", **limits), one._wire
+        asked, wire = limited("late", **limits), one.link.wire
         assert wire is not None
         with nothing() if how == "not sent" else standing_still(redis_server):
             if how != "not sent":
-                one._budget_s = 0.05
+                one.placer.budget_s = 0.05
                 one.clock.forget()
                 with pytest.raises(StoreLate):
                     await one.place(asked)
-                one._budget_s = 5.0
+                one.placer.budget_s = 5.0
             if how != "undone first":
                 one.adopt(Reservation("late", "r1", "life1", 100, "-", asked.budget(100, requests=1)))
             if how in ("undone after its end", "lost"):
                 one.done("late", Used(0, 300))
             if how == "counted first":
-                one.count_adopted()
+                one.reservations.count_adopted()
             if how == "lost":
                 one.detach()
                 await wire.close("lost")
@@ -376,7 +376,7 @@ async def test_what_a_gateway_let_in_by_itself_counts_once_whatever_became_of_it
             one.attach(wire, await load_scripts(wire))
         await drained(one)
         one.done("late", Used(0, 300))
-        one.count_adopted()
+        one.reservations.count_adopted()
         await drained(one)
         assert await client.hgetall(KEYS.budgets("gw0")) == {}
         left = (await placed(other, limited("next", **limits))).left
@@ -394,7 +394,7 @@ async def test_what_was_used_while_the_store_was_away_counts_when_it_is_back(
     """Of requests that the store had placed, and of those that it never heard of."""
     limits = {"requests_per_min": 10, "tokens_per_min": 6000, "output_tokens": 3000}
     async with two_gateways(redis_server) as (one, other):
-        asked, wire = limited("first", **limits), one._wire
+        asked, wire = limited("first", **limits), one.link.wire
         assert wire is not None
         await placed(one, asked)
         one.detach()
@@ -402,7 +402,7 @@ async def test_what_was_used_while_the_store_was_away_counts_when_it_is_back(
         for number in range(3):
             one.adopt(Reservation(f"local{number}", "r0", "life1", 9, "-", asked.budget(9, requests=1)))
             one.done(f"local{number}", Used(0, 700))
-        one.attach(wire, one._allow_oom)
+        one.attach(wire, one.link.allow_oom)
         await drained(one)
         left = (await placed(other, limited("next", **limits | {"output_tokens": 0}))).left
         assert left[0] == 10 - 5

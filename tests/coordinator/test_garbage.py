@@ -105,7 +105,7 @@ class Cluster:
             asked = request(f"{name}{policy}", PROMPT, knobs=knobs, release=f"{name}x", seed=8, room_share=1.0)
             asked.standing, asked.limits = Standing(tenant="t"), LIMITS
             self.pool.adopt(Reservation(f"{name}x", "r1", "life1", 10, "-", asked.budget(10)))
-            self.pool.count_adopted()
+            self.pool.reservations.count_adopted()
             try:
                 placed = await self.pool.place(asked)
             finally:

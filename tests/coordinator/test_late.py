@@ -67,7 +67,7 @@ async def test_a_late_place_leaves_no_reservation_and_no_claim(
 async def test_a_place_that_this_process_has_kept_too_long_is_not_sent_and_before_that_loses_nothing(
     pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declare = pool._declare
+    declare = pool.placer.declare
 
     def busy(share_of_budget: float) -> Callable[[PlaceRequest], bool]:
         def busily(request: PlaceRequest) -> bool:
@@ -78,17 +78,17 @@ async def test_a_place_that_this_process_has_kept_too_long_is_not_sent_and_befor
 
         return busily
 
-    limit = pool._window.limit
+    limit = pool.placer.window.limit
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "_declare", busy(IN_ALL))
+        patch.setattr(pool.placer, "declare", busy(IN_ALL))
         with pytest.raises(StoreLate, match="this process was too busy") as late:
             await pool.place(request("late", chain(1, 2)))
         assert late.value.cause == "gateway"
         await drained(pool)
         assert await left_behind(client) == {}
         assert not await chain_of(client, chain(1, 2)[-1])
-        assert (pool._window.taken, pool._window.limit) == (0, limit)
-        patch.setattr(pool, "_declare", busy(1.2))
+        assert (pool.placer.window.taken, pool.placer.window.limit) == (0, limit)
+        patch.setattr(pool.placer, "declare", busy(1.2))
         assert await pool.place(request("in time", chain(1, 2)))
 
 
@@ -108,7 +108,7 @@ async def test_a_cancelled_place_leaves_nothing_either(
 async def test_a_place_cancelled_in_the_very_turn_of_its_reply_leaves_nothing_either(
     pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wire = pool._wire
+    wire = pool.link.wire
     assert wire is not None
     answer = wire._answer
     placing = asyncio.ensure_future(pool.place(request("cancelled", chain(1, 2))))
@@ -126,7 +126,7 @@ async def test_an_unused_claim_does_not_survive_because_its_connection_was_given
     pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
     """The store stands still until the connection is discarded. Then it runs the buffered commands."""
-    old_wire = pool._wire
+    old_wire = pool.link.wire
     assert old_wire is not None
     with standing_still(redis_server):
         placing = [asyncio.ensure_future(pool.place(request(f"late{i}", chain(i, 2)))) for i in range(3)]
@@ -153,13 +153,13 @@ async def test_a_request_that_fell_back_keeps_its_reservation_when_its_late_plac
         with pytest.raises(StoreLate):
             await pool.place(request("a", chain(1, 2), pinned="r0"))
         pool.adopt(Reservation("a", "r1", "life1", 200, chain(1, 2)[-1]))
-        pool.count_adopted()
+        pool.reservations.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r1": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r1": 200}
     assert await dump(client, "*:own:*", "*:held:*") == {}
     pool.done("a")
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     await drained(pool)
     assert await left_behind(client) == {}
 
@@ -180,7 +180,7 @@ async def test_a_late_retry_has_given_the_failed_attempt_back(
 async def test_keys_whose_holding_was_lost_with_the_connection_are_held_on_the_next(
     pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
-    wire = pool._wire
+    wire = pool.link.wire
     assert wire is not None
     placed = await pool.place(request("a", chain(1, 2)))
     assert placed is not None

@@ -72,7 +72,7 @@ class Walk:
         reused = self.dice.choice([f"id{self.count}", *pool.live])
         pool.adopt(Reservation(reused, name, f"life{life}", self.dice.randint(0, 500), chain(1)[0]))
         if reused != f"id{self.count}" or self.dice.random() < 0.5:
-            pool.count_adopted()
+            pool.reservations.count_adopted()
 
     async def restart_replica(self) -> None:
         name = self.dice.choice(REPLICAS)

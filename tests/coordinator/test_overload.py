@@ -43,15 +43,15 @@ async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[
         await place(pool, "warm up", [])
         pool.done("warm up")
         await pool.beat()
-        pool._budget_s = BUDGET_S
-        wire = pool._wire
+        pool.placer.budget_s = BUDGET_S
+        wire = pool.link.wire
         yield pool
-        if pool._wire is not wire:
+        if pool.link.wire is not wire:
             await lose_connection(pool)
 
 
 async def lose_connection(pool: Pool) -> None:
-    wire = pool._wire
+    wire = pool.link.wire
     assert wire is not None
     pool.detach()
     await wire.close("cut")
@@ -95,8 +95,8 @@ async def test_a_process_that_was_late_itself_gives_redis_more_time(
     pool: Pool, redis_server: RedisServer, lag_s: float, is_made: bool
 ) -> None:
     """Redis stands still for longer than the budget, and for less than a placement may take in all."""
-    pool._budget_s = 0.3
-    pool._lag.heard(lag_s)
+    pool.placer.budget_s = 0.3
+    pool.placer.lag.heard(lag_s)
     with standing_still(redis_server):
         placing = asyncio.ensure_future(pool.place(request("a", chain(1))))
         await asyncio.sleep(0.5)
@@ -114,12 +114,12 @@ async def test_only_some_placements_are_sent_at_once_and_others_fall_back_unsent
         placing = [asyncio.ensure_future(pool.place(request(f"id{i}", chain(i)))) for i in range(MOST + 20)]
         results = await asyncio.gather(*placing, return_exceptions=True)
         assert {type(result) for result in results} == {StoreLate}
-        assert len(pool._unanswered) == MOST
+        assert len(pool.reservations.unanswered) == MOST
         with pytest.raises(StoreLate, match="unanswered"):
             await pool.place(request("one more", chain(1)))
     await drained(pool)
     assert (await calls_of(client))["evalsha"] == MOST
-    assert (pool._unanswered, pool._window.taken) == ({}, 0)
+    assert (pool.reservations.unanswered, pool.placer.window.taken) == ({}, 0)
 
 
 async def ended(pool: Pool, client: redis.Redis, server: RedisServer, how: str) -> list[Placement | BaseException]:
@@ -150,14 +150,14 @@ async def test_no_place_in_the_window_is_lost_however_placements_end(
     pool: Pool, client: redis.Redis, redis_server: RedisServer, how: str, error: type[BaseException]
 ) -> None:
     if how != "late":
-        pool._budget_s = 5.0
+        pool.placer.budget_s = 5.0
     results = await ended(pool, client, redis_server, how)
     assert {type(result) for result in results} == {error}
     if how == "lost":
         await connect(pool, redis_server)
     await drained(pool)
-    assert (pool._unanswered, pool._window.taken, len(pool._window._waiting)) == ({}, 0, 0)
-    pool._budget_s = 5.0
+    assert (pool.reservations.unanswered, pool.placer.window.taken, len(pool.placer.window._waiting)) == ({}, 0, 0)
+    pool.placer.budget_s = 5.0
     assert (await place(pool, "next", chain(1))).why == "cold"
     pool.done("next")
     await drained(pool)
@@ -165,7 +165,7 @@ async def test_no_place_in_the_window_is_lost_however_placements_end(
 
 
 async def test_placements_that_wait_are_sent_in_order(pool: Pool) -> None:
-    pool._budget_s, pool._window.limit = 5.0, 1.0
+    pool.placer.budget_s, pool.placer.window.limit = 5.0, 1.0
     ended: list[str] = []
 
     async def placed(reservation: str) -> None:
@@ -182,15 +182,15 @@ async def test_placements_that_wait_are_sent_in_order(pool: Pool) -> None:
 async def test_a_window_shrinks_when_placements_are_late_and_grows_again(pool: Pool, redis_server: RedisServer) -> None:
     with standing_still(redis_server), pytest.raises(StoreLate):
         await pool.place(request("late", chain(1)))
-    assert pool._window.limit == MOST / 2
+    assert pool.placer.window.limit == MOST / 2
     await drained(pool)
-    pool._budget_s = 5.0
+    pool.placer.budget_s = 5.0
     await place(pool, "next", chain(1))
-    assert pool._window.limit > MOST / 2
+    assert pool.placer.window.limit > MOST / 2
 
 
 async def test_what_fell_back_is_counted_in_one_call_with_the_next_heartbeat(pool: Pool, client: redis.Redis) -> None:
-    epoch = pool._epoch
+    epoch = pool.link.epoch
     await client.config_resetstat()
     for i in range(20):
         pool.adopt(Reservation(f"id{i}", f"r{i % 2}", "life1", 100, "-"))
@@ -200,7 +200,7 @@ async def test_what_fell_back_is_counted_in_one_call_with_the_next_heartbeat(poo
     assert not {"eval", "evalsha"} & (await calls_of(client)).keys()
     await pool.beat()
     assert (await calls_of(client))["eval"] == 1
-    assert pool._epoch == epoch + 1
+    assert pool.link.epoch == epoch + 1
     active, backlogs, flight = await load_of(client)
     assert active == {"r0": 10, "r1": 9}
     assert backlogs == {"r0": 900, "r1": 900}
@@ -277,7 +277,7 @@ async def test_a_request_that_is_over_before_its_adoption_leaves_nothing(
 
 async def test_paused_placements_fail_at_once_and_everything_else_goes_on(pool: Pool, client: redis.Redis) -> None:
     await place(pool, "a", chain(1), pinned="r0")
-    pool.is_paused = True
+    pool.link.is_paused = True
     with pytest.raises(StoreError, match="paused"):
         pool.place(request("b", chain(1))).send(None)
     pool.adopt(Reservation("b", "r1", "life1", 200, "-"))
@@ -298,13 +298,13 @@ async def test_a_request_that_a_reassertion_has_counted_is_settled(pool: Pool, c
 async def test_a_request_that_is_counted_in_the_very_turn_of_its_late_reply_stays_counted(
     pool: Pool, client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, count: str
 ) -> None:
-    undo = pool._undo
+    undo = pool.placer.undo_late
 
     def undo_and_count(late: PlaceRequest, reply: Any) -> None:
         undo(late, reply)
-        getattr(pool, count)()
+        (pool.reassert if count == "reassert" else pool.reservations.count_adopted)()
 
-    monkeypatch.setattr(pool, "_undo", undo_and_count)
+    monkeypatch.setattr(pool.placer, "undo_late", undo_and_count)
     await fall_back(pool, redis_server, "a")
     await drained(pool)
     assert await load_of(client) == ({"r1": 1}, {"r1": 200}, ["a"])
@@ -313,8 +313,8 @@ async def test_a_request_that_is_counted_in_the_very_turn_of_its_late_reply_stay
 async def test_a_place_in_the_window_is_not_lost_if_a_refused_placement_is_cancelled_in_the_turn_of_its_reply(
     pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool._budget_s = 5.0
-    wire = pool._wire
+    pool.placer.budget_s = 5.0
+    wire = pool.link.wire
     assert wire is not None
     answer = wire._answer
     await client.set(KEYS.gateways, "no hash")
@@ -323,7 +323,7 @@ async def test_a_place_in_the_window_is_not_lost_if_a_refused_placement_is_cance
         patch.setattr(wire, "_answer", lambda call, reply: (answer(call, reply), placing.cancel()))
         await asyncio.wait([placing])
     assert placing.cancelled()
-    assert (pool._unanswered, pool._window.taken) == ({}, 0)
+    assert (pool.reservations.unanswered, pool.placer.window.taken) == ({}, 0)
     await client.delete(KEYS.gateways)
 
 

@@ -195,7 +195,7 @@ async def test_a_placement_is_one_call(pool: Pool, client: redis.Redis) -> None:
     await place(pool, "first", chain(2))  # declares its subset of the replicas
     await drained(pool)
     sent = []
-    wire = pool._wire
+    wire = pool.link.wire
     assert wire is not None
     original = wire._enqueue
     wire._enqueue = lambda call, command: (sent.append(command[0]), original(call, command))[1]  # type: ignore[method-assign, assignment, func-returns-value]

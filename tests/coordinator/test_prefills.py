@@ -128,7 +128,7 @@ async def test_what_was_placed_without_the_store_ends_its_backlog_likewise(pool:
     pool.prefills.observe("r0", QUICK)
     pool.reassert()
     pool.adopt(Reservation("a", "r0", "life1", 70, "-", is_streamed=False))
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 70}
     await beat(pool, 3)

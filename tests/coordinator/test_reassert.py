@@ -66,10 +66,10 @@ async def test_a_placement_on_its_way_survives_a_reassertion_that_does_not_know_
     pool: Pool, client: redis.Redis
 ) -> None:
     await register(pool, 1)
-    pool._placing.add("a")
+    pool.placer._placing.add("a")
     await place(pool, "a", chain(1))
     pool.live.pop("a")
-    pool._placing.add("a")
+    pool.placer._placing.add("a")
     pool.reassert()
     await drained(pool)
     assert list(await hash_of(client, KEYS.flight("gw0"))) == ["a"]
@@ -79,10 +79,10 @@ async def test_a_placement_on_its_way_survives_a_reassertion_that_does_not_know_
 async def test_a_place_of_an_older_epoch_is_refused(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     asked = request("old", chain(1), serving=Subset.of(["r0"]))
-    wire = pool._wire
+    wire = pool.link.wire
     assert wire is not None
-    script = load("place", pool._allow_oom)
-    old = asked.operands(script, KEYS, "gw0", pool._epoch, explain=False)
+    script = load("place", pool.link.allow_oom)
+    old = asked.operands(script, KEYS, "gw0", pool.link.epoch, explain=False)
     pool.reassert()
     reply = await wire.run(script, old)
     assert reply == [b"stale"]
@@ -112,11 +112,11 @@ async def test_a_place_for_which_the_store_has_lost_the_replicas_states_them_aga
 ) -> None:
     await register(pool, 2)
     await client.delete(KEYS.replicas)
-    epoch = pool._epoch
+    epoch = pool.link.epoch
     assert await pool.place(request("a", chain(1), pinned="r2")) is None
     assert await pool.place(request("b", chain(1), tried=("r0", "r1"))) is None
     assert await pool.place(request("c", chain(1), serving=Subset.of(["r2"]))) is None
-    assert pool._epoch == epoch
+    assert pool.link.epoch == epoch
     assert (await place(pool, "d", chain(1), serving=Subset.of(["r1", "r2"]), tried=("r0",))).replica == "r1"
 
 
@@ -140,7 +140,7 @@ async def test_a_reservation_on_an_incarnation_that_is_not_current_is_not_counte
     pool.live["a"] = Reservation("a", "r0", "life1", 100, TIP)
     pool.reassert()
     pool.adopt(Reservation("b", "r0", "life1", 100, TIP))
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     pool.register(replica("r0", "life1"))
     pool.done("a")
     pool.done("b")
@@ -155,13 +155,13 @@ async def test_a_request_placed_without_the_store_is_counted_and_settled_like_an
     await register(pool, 2)
     await place(pool, "a", chain(1), pinned="r0")
     pool.adopt(Reservation("b", "r1", "life1", 250, TIP))
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1, "r1": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100, "r1": 250}
     pool.first_token("b")
     pool.done("b")
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1}
 
@@ -170,7 +170,7 @@ async def test_an_adopted_request_replaces_the_placement_that_came_too_late(pool
     await register(pool, 2)
     await place(pool, "a", chain(1), pinned="r0")
     pool.adopt(Reservation("a", "r1", "life1", 300, TIP))
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r1": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r1": 300}
@@ -185,7 +185,7 @@ async def test_adopting_costs_the_same_however_many_requests_are_in_flight(pool:
     await drained(pool)
     await client.config_resetstat()
     pool.adopt(Reservation("late", "r1", "life1", 10, TIP))
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     await drained(pool)
     assert (await calls_of(client))["hset"] == 2
     assert (await calls_of(client)).get("hgetall", 0) == 0
@@ -201,8 +201,8 @@ async def test_a_request_placed_while_there_was_no_connection_is_stated_on_the_n
     pool.adopt(Reservation("b", "r0", "life1", 70, TIP))
     pool.first_token("b")
     async with joined(redis_server.url) as connected:
-        assert connected._wire is not None
-        pool.attach(connected._wire, connected._allow_oom)
+        assert connected.link.wire is not None
+        pool.attach(connected.link.wire, connected.link.allow_oom)
         await drained(pool)
         assert await numbers(client, KEYS.active) == {"r0": 2}
         assert await numbers(client, KEYS.backlog_tokens) == {"r0": 70}

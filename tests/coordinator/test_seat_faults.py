@@ -198,7 +198,7 @@ async def test_a_request_that_its_gateway_placed_without_the_store_has_no_seat_w
     async with two_gateways(redis_server) as (one, other):
         [full, *_] = await fill(one)
         tasks = {name: await queued(client, other, asking(name)) for name in ("taken", "left", "kept")}
-        wire, away = other._wire, asyncio.Event()
+        wire, away = other.link.wire, asyncio.Event()
         other.seats.on_away = away.set
         other.detach()
         await away.wait()
@@ -213,7 +213,7 @@ async def test_a_request_that_its_gateway_placed_without_the_store_has_no_seat_w
         await asyncio.wait([tasks["left"]])
         assert other.load.requests == {"r0": 1}
         assert wire is not None
-        other.attach(wire, other._allow_oom)
+        other.attach(wire, other.link.allow_oom)
         await drained(other)
         assert set(await client.hgetall(KEYS.seats("gw1"))) == {"kept"}
         assert set(await client.hgetall(KEYS.flight("gw1"))) == {"taken"}
@@ -230,7 +230,7 @@ async def test_a_grant_that_nobody_wants_when_the_store_is_back_claims_nothing(
     async with two_gateways(redis_server) as (one, other):
         [full, *_] = await fill(one)
         task, tip = await queued(client, other, asking("gone")), chain("gone")[-1]
-        wire, away = other._wire, asyncio.Event()
+        wire, away = other.link.wire, asyncio.Event()
         other.seats.on_away = away.set
         other.detach()
         await away.wait()
@@ -245,7 +245,7 @@ async def test_a_grant_that_nobody_wants_when_the_store_is_back_claims_nothing(
         await drained(one)
         assert await client.exists(KEYS.own(tip)) == 1, "its seat was granted"
         assert wire is not None
-        other.attach(wire, other._allow_oom)
+        other.attach(wire, other.link.allow_oom)
 
         async def is_forgotten() -> bool:
             return await client.exists(KEYS.own(tip)) == 0

@@ -109,7 +109,7 @@ async def test_late_placements_pause_placing_and_keep_the_connection(store: Stor
     changes: list[bool] = []
     store.on_change = lambda up, _reason: changes.append(up)
     pool = await serving(store)
-    wire = pool._wire
+    wire = pool.link.wire
     await place(pool, "before", chain(1))
     own_server.pause()
     for i in range(MISSES):
@@ -132,7 +132,7 @@ async def test_late_placements_pause_placing_and_keep_the_connection(store: Stor
     await miss(store, pool, "late alone")
     assert store.is_up()
     own_server.resume()
-    assert pool._wire is wire
+    assert pool.link.wire is wire
     assert changes == [False, True, False, True]
 
 

@@ -43,7 +43,7 @@ async def told(pool: Pool) -> tuple[int, dict[bytes, bytes]]:
     reply = await pool.run(
         "beat",
         gateway=pool.gateway,
-        epoch=pool._epoch,
+        epoch=pool.link.epoch,
         lease_ms=LEASE_MS,
         max_gap_ms=MAX_GAP_MS,
         leaving=False,
@@ -167,8 +167,8 @@ async def test_a_new_connection_asks_for_everything(pool: Pool, redis_server: Re
     await register(pool, 2)
     await pool.beat()
     assert (await told(pool))[0] == 0
-    assert pool._wire is not None
-    pool.attach(pool._wire, pool._allow_oom)
+    assert pool.link.wire is not None
+    pool.attach(pool.link.wire, pool.link.allow_oom)
     assert (await told(pool))[0] == 1
 
 

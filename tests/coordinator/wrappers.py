@@ -82,7 +82,7 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     await _gateway_calls(wire)
     await _agent_calls(wire)
     pool = Pool("m", "gw0", 1.0)
-    pool._wire = wire
+    pool.link.wire = wire
     pool.run("apply", **_arguments("r0", "61-0 62", _Entry("63-0", "64", "life1", list(_LINES))))
     watcher = Watcher("redis://", "gw0", 91)
     session = WatchSession(wire, True, "redis://", 91)
@@ -109,8 +109,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool._version = "83-84"
     pool.held = Held(85, 86)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", Budget("tenant", 32, 33, 1, 34)))
-    pool._unpoured.add("spent", Budget("tenant", 35, 36, 1, 37), None, True)
-    pool.count_adopted()
+    pool.reservations._unpoured.add("spent", Budget("tenant", 35, 36, 1, 37), None, True)
+    pool.reservations.count_adopted()
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
     await _begun(look_at(pool, ["r0", "r1"]))
@@ -127,7 +127,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.seats._waiting["res"] = _Waiting(asked)
     pool.replicas_changed(lambda _: _OTHERS)
     await pool.seats.close()
-    pool.count_adopted()
+    pool.reservations.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
     await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5))
     credit(pool, asked, placed, 8)

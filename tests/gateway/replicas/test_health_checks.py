@@ -13,7 +13,7 @@ import redis.asyncio as redis
 from aiohttp import web
 
 from coordinator.keys import PoolKeys
-from coordinator.pool.pool import Pool
+from coordinator.pool.replicas import Replicas
 from coordinator.store import Store, StoreOptions
 from gateway.replicas import health_checks
 from gateway.replicas.fleet import Fleet
@@ -138,17 +138,17 @@ async def test_a_record_whose_life_cannot_be_read_stops_no_check(record: str) ->
 async def test_a_new_record_of_other_weights_stays_and_the_old_one_goes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another gateway may see the new weights first. And a record that comes back is another engine's."""
     called_dead, is_read = [], asyncio.Event()
-    change_state = Pool.change_state
+    change_state = Replicas.change_state
 
-    def noted(self: Pool, replica: str, incarnation: str, before: str, state: str) -> None:
-        called_dead.append((self.name, incarnation, state))
+    def noted(self: Replicas, replica: str, incarnation: str, before: str, state: str) -> None:
+        called_dead.append((self._link.keys.pool, incarnation, state))
         change_state(self, replica, incarnation, before, state)
 
     async def answer(request: web.Request) -> web.Response:
         is_read.set()
         return web.Response()
 
-    monkeypatch.setattr(Pool, "change_state", noted)
+    monkeypatch.setattr(Replicas, "change_state", noted)
     monkeypatch.setattr(sys.modules[__name__], "weights", {"root": "old", "started": "100.5"})
     old, new = PoolKeys("old").replicas, PoolKeys("new").replicas
     with running_redis() as server:

@@ -1,0 +1,311 @@
+"""Places one gateway's requests in one pool: chooses a replica, reserves its load, claims the request's chain for it.
+
+`place` is the one awaited call of a request. A placement that comes too late is undone as soon as its reply says what
+it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreLate, StoreRefused
+from coordinator.placement import (
+    NOTHING,
+    Exhausted,
+    Placement,
+    PlaceRequest,
+    Refusal,
+    Reservation,
+    Seat,
+    parse_placement,
+)
+from coordinator.pool.claims import Claims
+from coordinator.pool.link import Link
+from coordinator.pool.placing_window import PlacingWindow
+from coordinator.pool.replicas import Replicas
+from coordinator.pool.reservations import Reservations
+from coordinator.pool.seats import GONE, Connect, Seats
+from coordinator.pool.subsets import Subsets
+from coordinator.redis.time_limit import IN_ALL, LoopLag
+from coordinator.redis.wire import Wire, has_result
+from coordinator.subset import Subset
+
+_WAITING_SHARE = 0.25
+"""The part of a placement's budget that it may wait for a place in the window."""
+_REPLY_SHARE = 0.25
+"""The part of the budget that is left for the reply, after the latest moment for Redis to begin with a placement."""
+_QUEUE_SHARE = 0.25
+"""If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
+_AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
+"""How long a request waits before it is placed again, if its seat was lost; each time twice as long."""
+_PATIENT_S = 1.0
+"""How long a request that has waited for room may wait to be sent. Many are placed again together."""
+
+_Answer = Placement | Seat | Refusal | Exhausted
+
+
+class Placer:
+    """`connect` is for requests that wait for room; without it, none does. `reassert` states everything again, when
+    the store does not know this gateway or its replicas any more."""
+
+    def __init__(
+        self,
+        link: Link,
+        replicas: Replicas,
+        reservations: Reservations,
+        claims: Claims,
+        *,
+        budget_s: float,
+        lag: LoopLag,
+        connect: Connect | None,
+        reassert: Callable[[], None],
+    ) -> None:
+        self._link, self._replicas, self._reservations, self._claims = link, replicas, reservations, claims
+        self._settlements, self._reassert = reservations.settlements, reassert
+        self.subsets, self.seats = Subsets(link), Seats(link, connect, self)
+        self.budget_s, self.lag = budget_s, lag
+        self.window = PlacingWindow(budget_s)
+        self._placing: set[str] = set()
+        """Reservations of `place` calls whose caller still waits."""
+
+    def __repr__(self) -> str:
+        return f"<Placer {len(self._placing)}, {self.window!r}>"
+
+    @property
+    def _unanswered(self) -> dict[str, PlaceRequest]:
+        """Whether their callers still wait or not. Each has a place in the window."""
+        return self._reservations.unanswered
+
+    def kept(self) -> list[str]:
+        """What the store may reserve, or hold a seat for, although this gateway does not count it as live."""
+        return [*self._placing, *self.seats.names()]
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.seats.detached()
+        self._claims.lost(self._unanswered.values())
+        self._reservations.lost()
+        for reservation in list(self._unanswered):
+            self._forget_call(reservation)
+
+    async def place(self, request: PlaceRequest) -> Placement | Reservation | None:
+        """Choose a replica and reserve; None if no replica of this pool is left.
+
+        Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
+        undone as soon as the late reply says what it was. Redis has the budget, and more time if this process itself
+        was late lately; the call takes IN_ALL budgets at most. If no replica has room, the request waits for a grant,
+        and makes no second call; a Reservation says that this gateway has placed it without the store. Raises NoRoom
+        if it may not wait, or has waited too long, and OverLimit if its tenant has used up a limit.
+        """
+        if not self.seats.can_wait:
+            request.room_share = 0.0
+            request.limits = request.limits and replace(request.limits, concurrency=0)
+        began_s, again_s = time.monotonic() - request.waited_s, _AGAIN_S
+        while True:
+            placement = await self._place(request)
+            if isinstance(placement, Exhausted):
+                raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left)
+            if isinstance(placement, Refusal):
+                raise NoRoom(placement.reason, placement.expected_ms / 1000)
+            if not isinstance(placement, Seat):
+                return placement
+            granted = await self._granted(request, placement, began_s)
+            if not isinstance(granted, str):
+                return granted
+            if granted == GONE:
+                return None
+            again_s = min(2 * again_s, _LONGEST_AGAIN_S)
+            await asyncio.sleep(again_s)
+
+    async def _granted(self, request: PlaceRequest, seat: Seat, began_s: float) -> Placement | Reservation | str:
+        """Waits for room. A status if the request has to be placed again."""
+        wait_ms = request.standing.wait_ms
+        limit_s = wait_ms / 1000 - (time.monotonic() - began_s) if wait_ms else None
+        request.standing = request.standing._replace(since_ms=seat.since_ms)
+        try:
+            return await self.seats.wait(request, seat, limit_s)
+        finally:
+            request.waited_s = time.monotonic() - began_s
+
+    async def _place(self, request: PlaceRequest) -> _Answer | None:
+        """The answer of the store."""
+        began_s = time.monotonic()
+        until_s = began_s + IN_ALL * self.budget_s
+        for last_try in (False, True):
+            if request.waited_s:
+                wire = await self._enter(_PATIENT_S, time.monotonic() + _PATIENT_S)
+                began_s = time.monotonic()
+                until_s = began_s + IN_ALL * self.budget_s
+            else:
+                wire = await self._enter(None, until_s)
+            if not self.declare(request):
+                self.window.give_back()
+                self._reservations.done(request.release)
+                return None
+            epoch = self._link.epoch
+            self._placing.add(request.reservation)
+            try:
+                placement = await self._ask(wire, request, began_s, until_s)
+                if isinstance(placement, Placement):
+                    self.accept(request, placement)
+                    return placement
+                if isinstance(placement, Seat | Refusal | Exhausted):
+                    self._reservations.released(request, is_over=not isinstance(placement, Seat))
+                    return placement
+            finally:
+                self._placing.discard(request.reservation)
+            if placement == "none":
+                self._reservations.released(request, is_over=True)
+                if last_try or not any(map(request.admits, self._replicas.records.values())):
+                    return None  # else the store has lost replicas that this gateway knows: state them again
+            elif placement == "undeclared":
+                assert request.serving is not None
+                self.subsets.declare(request.serving)
+            elif placement == "late":
+                began_s = time.monotonic()
+            if placement in ("none", "stale") and epoch == self._link.epoch and not last_try:
+                self._reassert()
+        if placement == "late":
+            raise StoreLate("placements were sent too late", "gateway")
+        raise StoreDown(f"the store does not take this placement: {placement}")
+
+    async def _enter(self, limit_s: float | None, until_s: float) -> Wire:
+        """Take a place in the window. Returns the connection to send the placement on. Without a limit, a part of the
+        budget is one."""
+        wire = self._link.placing_wire()
+        if not self.window.take():
+            await self.window.wait(limit_s or self.lag.extended(self.budget_s) * _WAITING_SHARE, until_s)
+            try:
+                wire = self._link.placing_wire()  # it may have changed meanwhile
+            except StoreDown:
+                self.window.give_back()
+                raise
+        return wire
+
+    def declare(self, request: PlaceRequest) -> bool:
+        """Make sure that the store knows the request's subset; False if it is empty."""
+        if request.serving is None:
+            request.serving = Subset.of(self._replicas.records)
+        self.subsets.use(request.serving)
+        return bool(request.serving)
+
+    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float) -> _Answer | str:
+        """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
+        undone."""
+        link, clock = self._link, self._link.clock
+        script = link.place_script(request.knobs)
+        sent_s, budget_s = time.monotonic(), self.lag.extended(self.budget_s)
+        # The budget limits Redis, not this process: its event loop may be slow before this, and until it writes.
+        left_s = budget_s - min(sent_s - began_s, budget_s * _WAITING_SHARE)
+        end_s = min(sent_s + left_s + min(wire.write_lag_s, budget_s), until_s)
+        begin_by_s = end_s - self.budget_s * _REPLY_SHARE
+        self._unanswered[request.reservation] = request
+        try:
+            if sent_s >= until_s:
+                raise StoreLate("this process was too busy to ask Redis in time", "gateway")
+            deadline_ms = clock.time_ms(begin_by_s)
+            operands = request.operands(
+                script, link.keys, link.gateway, link.epoch, explain=False, deadline_ms=deadline_ms
+            )
+            reply = wire.run(script, operands, left_s, partial(self.undo_late, request), until_s)
+        except BaseException:
+            self._forget_call(request.reservation)  # it was not sent
+            raise
+        answer = await self._reply(request, reply)
+        placement = parse_placement(answer)
+        if isinstance(placement, Seat) and placement.room:
+            self._settlements.room(placement.room)
+        elif isinstance(placement, Placement):
+            queued_until_ms = clock.time_ms(sent_s + wire.write_lag_s + budget_s * _QUEUE_SHARE)
+            self.window.was_answered(had_queued=0 < queued_until_ms < placement.placed_ms)
+        elif placement == "late":
+            clock.heard(answer[1], sent_s, wire.write_lag_s)
+            was_busy = wire.write_lag_s > budget_s * _WAITING_SHARE  # this process, and not Redis
+            if time.monotonic() >= begin_by_s and not was_busy:
+                error = StoreLate("Redis began with a placement after its deadline")
+                self.window.was_late(error)
+                raise error
+        return placement
+
+    async def _reply(self, request: PlaceRequest, reply: asyncio.Future[Any]) -> Any:
+        """Waits for the reply. Then the call's place in the window is free."""
+        try:
+            answer = await reply
+        except asyncio.CancelledError:
+            if has_result(reply):  # cancelled in the turn of the loop in which the reply came
+                self.undo_late(request, reply.result())
+            elif reply.done() and not reply.cancelled() and isinstance(reply.exception(), StoreRefused):
+                self._forget_call(request.reservation)
+            raise
+        except StoreLate as late:  # its place in the window is free when the reply comes
+            self.window.was_late(late)
+            raise
+        except StoreRefused:
+            self._forget_call(request.reservation)
+            raise
+        self._forget_call(request.reservation)
+        return answer
+
+    def _forget_call(self, reservation: str) -> None:
+        """A place was answered, was not sent, or will not be answered any more: its place in the window is free."""
+        if self._unanswered.pop(reservation, None) is not None:
+            self.window.give_back()
+
+    # -- what becomes of an answer: `seats` calls these, too ---------------------------------------------------
+
+    def accept(self, request: PlaceRequest, placement: Placement) -> None:
+        """Somebody wants this placement."""
+        self._reservations.released(request)
+        where = (placement.replica, placement.incarnation, placement.backlog_tokens)
+        budget = request.budget(placement.backlog_tokens)
+        self._reservations.keep(Reservation(request.reservation, *where, request.tip, budget, request.is_streamed))
+        if placement.touch or placement.claimed_from:
+            first = 0 if placement.touch else placement.claimed_from - 1
+            self._claims.hold(placement.replica, request.keys[first:])
+
+    def undo(self, request: PlaceRequest, placement: Placement | Reservation) -> None:
+        """Nobody wants this placement any more."""
+        if isinstance(placement, Reservation):
+            self._reservations.done(placement.id, NOTHING)
+        else:
+            self._reservations.undo(request.reservation)
+            self._claims.withdraw(request, placement)
+
+    def undo_late(self, request: PlaceRequest, late_reply: Any) -> None:
+        """The caller gave up on this place before its reply came: take back what it did."""
+        self._forget_call(request.reservation)
+        placement = "refused" if isinstance(late_reply, Exception) else parse_placement(late_reply)
+        if isinstance(placement, Placement | Seat):
+            self._reservations.was_counted(request)
+        if isinstance(placement, Placement):
+            self.undo(request, placement)
+        elif isinstance(placement, Seat):
+            self.seats.leave(request)
+
+    def is_asked(self, reservation: str) -> bool:
+        """Whether a placement under this name is on its way, wanted or not."""
+        return reservation in self._placing or reservation in self._unanswered
+
+    def forget(self, reservation: str) -> None:
+        """The store has granted a seat that this gateway does not know."""
+        self._reservations.forget(reservation)
+
+    async def explain(self, request: PlaceRequest) -> bytes | None:
+        """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
+        link = self._link
+        for _ in range(2):
+            wire = link.required()
+            if not self.declare(request):
+                return None
+            script = link.place_script(request.knobs)
+            operands = request.operands(script, link.keys, link.gateway, link.epoch, explain=True)
+            reply = await wire.run(script, operands, self.budget_s * 5)
+            if reply[0] != b"undeclared":
+                break
+            self.subsets.forget()
+        return bytes(reply[1]) if reply[0] == b"ok" else None

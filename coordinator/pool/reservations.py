@@ -1,0 +1,163 @@
+"""The load that one gateway has reserved in one pool, until it is given back.
+
+The gateway states its live reservations again whenever the store may have lost them, or never had them. This repairs
+calls that were lost with a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator.placement import NOTHING, PlaceRequest, Reservation, Used
+from coordinator.pool.link import Link
+from coordinator.pool.live_load import LiveLoad
+from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
+from coordinator.pool.unpoured_use import UnpouredUse
+
+_COUNTED_SOON_S = 0.02
+"""After this time the store hears of a request that was placed without it, if its tenant has limits."""
+
+Stated = tuple[str, str, str, int, str, str]
+"""A reservation as `reassert` and `adopt` take it."""
+
+
+class Reservations:
+    """`first_token` and `done` give load back (see settlements.py)."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.live: dict[str, Reservation] = {}
+        """This gateway's requests in flight, by reservation id."""
+        self.unanswered: dict[str, PlaceRequest] = {}
+        """Placements that were sent on this connection and may have claimed keys, by reservation."""
+        self.load = LiveLoad()
+        self.settlements, self._unpoured = Settlements(link), UnpouredUse()
+        self._counting: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Reservations {len(self.live)} live, {len(self.unanswered)} unanswered>"
+
+    def keep(self, reservation: Reservation) -> None:
+        """The store has reserved this."""
+        if (before := self.live.get(reservation.id)) is not None:
+            self.load.remove(before)
+        self.live[reservation.id] = reservation
+        self.load.add(reservation)
+
+    def _drop(self, reservation: str, used: Used | None = None) -> bool:
+        """Whether it was live."""
+        one = self.live.pop(reservation, None)
+        if one is None:
+            return False
+        self.load.remove(one)
+        self.load.on_freed(reservation, used)
+        return True
+
+    def first_token(self, reservation: str) -> None:
+        """The prefill is over: give its backlog back."""
+        live = self.live.get(reservation)
+        if live is not None and live.backlog_tokens:
+            self.load.end_backlog(live)
+            live.backlog_tokens = 0
+            self.load.on_freed(reservation, None)
+            self._settle("first_token", reservation)
+
+    def done(self, reservation: str, used: Used | None = None) -> None:
+        """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
+        `used` is what it took, if the answer has told."""
+        budget = self.live[reservation].budget if reservation in self.live else None
+        if self._drop(reservation, used):
+            is_new = reservation in self.settlements.to_adopt
+            if budget is not None and (is_new or self._link.wire is None):
+                self._unpoured.add(reservation, budget, used, not is_new or reservation in self.unanswered)
+            self._settle("done", reservation, used)
+            self.settlements.forget(reservation)
+
+    def _settle(self, event: str, reservation: str, used: Used | None = None) -> None:
+        if self._link.wire is not None:
+            self.settlements.settle(event, reservation, used)
+
+    def released(self, request: PlaceRequest, is_over: bool = False) -> None:
+        """The store has given back the attempt before. A charge for it ends: the next one is charged for itself. What
+        it had reserved of its tenant's limits is the next one's; if the request `is_over`, that ends, too."""
+        if request.release:
+            self._drop(request.release)
+            self.settlements.soon("done", request.release, NOTHING)
+            if is_over and request.limits is not None:
+                self.settlements.soon("done", request.reservation, NOTHING)
+            request.release = ""
+
+    def was_counted(self, request: PlaceRequest) -> None:
+        """The store has counted this request for its tenant's limits, although its placement came too late."""
+        request.is_counted = True
+        self._unpoured.was_counted(request.reservation)
+        if (one := self.live.get(request.reservation)) is not None and one.budget is not None:
+            one.budget = one.budget._replace(requests=0)
+
+    def undo(self, reservation: str) -> None:
+        """Nobody wants what the store has reserved. If the request was adopted and counted since, that has replaced
+        it."""
+        if reservation in self.settlements.to_adopt:
+            self.settlements.soon("done", reservation, NOTHING)
+        elif not self.settlements.is_adopted(reservation):
+            self._drop(reservation)
+            self.settlements.soon("done", reservation, NOTHING)
+
+    def forget(self, reservation: str) -> None:
+        """The store reserves for a request that this gateway does not know."""
+        if reservation not in self.live:
+            self.settlements.soon("done", reservation, NOTHING)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.settlements.drop()
+        self._unpoured.lost = set(self.unanswered)
+
+    # -- requests that were placed without the store -----------------------------------------------------------
+
+    def adopt(self, reservation: Reservation) -> None:
+        """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
+        before, the store only hears what it took of its tenant's limits. While a tenant with limits may have too much
+        elsewhere, that is told soon."""
+        self.keep(reservation)
+        self.settlements.to_adopt.add(reservation.id)
+        if reservation.budget is not None and self._link.wire is not None and self._counting is None:
+            self._counting = asyncio.get_running_loop().call_later(_COUNTED_SOON_S, self.count_adopted)
+
+    def count_adopted(self) -> None:
+        """Send the adopted requests that are not counted yet, together, and what happened to those that are."""
+        if self._counting is not None:
+            self._counting.cancel()
+            self._counting = None
+        if self._link.wire is None:
+            return
+        adopted = [self.live[one] for one in self.settlements.to_adopt if one in self.live]
+        self.settlements.send_of_adopted()  # first: one of them may undo a late placement of an adopted request
+        self.settlements.all_counted()
+        self._tell_adopted(adopted)
+
+    def _tell_adopted(self, adopted: list[Reservation]) -> None:
+        """Tell the store of requests that it has not placed: those in flight, and what others took of limits."""
+        spent = self._unpoured.take()
+        if not adopted and not spent:
+            return
+        self._link.epoch += 1
+        for start in range(0, max(len(adopted), len(spent)), COUNTED_AT_ONCE):
+            piece = slice(start, start + COUNTED_AT_ONCE)
+            stated = [_stated(one) for one in adopted[piece]]
+            self._link.restate(
+                "adopt", gateway=self._link.gateway, epoch=self._link.epoch, spent=spent[piece], adopted=stated
+            )
+
+    def all_stated(self) -> list[Stated]:
+        """All that is live, to be stated again. Sends before what must be known before that."""
+        self.settlements.send()  # before its reservation is stated: the settlement may be that of a late placement
+        self.settlements.all_counted()
+        self._tell_adopted([])  # before reservations that are over, and so not stated, are dropped
+        return [_stated(one) for one in self.live.values()]
+
+
+def _stated(one: Reservation) -> Stated:
+    """Its request counts once."""
+    budget, one.budget = one.budget, one.budget and one.budget._replace(requests=0)
+    return one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip, budget.text if budget else ""
