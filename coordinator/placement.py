@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -130,7 +130,10 @@ class Exhausted(NamedTuple):
 
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
 class PlaceRequest:
-    """What `place` decides on. `keys` (32 hex) and `tokens` (behind each key) run shallow to deep."""
+    """What `place` decides on. `keys` (32 hex) and `tokens` (behind each key) run shallow to deep.
+
+    While it is placed, a request changes only by its methods (`has_seat` to `must_not_wait`).
+    """
 
     reservation: str
     keys: Sequence[str]
@@ -173,6 +176,31 @@ class PlaceRequest:
     @property
     def tip(self) -> str:
         return self.keys[-1] if self.keys else NO_TIP
+
+    def has_seat(self, since_ms: int) -> None:
+        """It waits for room, since this Redis time. It keeps that place if it has to be asked again."""
+        self.standing = self.standing._replace(since_ms=since_ms)
+
+    def has_waited(self, waited_s: float) -> None:
+        """In all."""
+        self.waited_s = waited_s
+
+    def is_served_by(self, subset: Subset) -> None:
+        """Replicas have come or gone."""
+        self.serving = subset
+
+    def has_released(self) -> None:
+        """The attempt before holds no load any more."""
+        self.release = ""
+
+    def has_counted(self) -> None:
+        """The store has counted it for its tenant's limits."""
+        self.is_counted = True
+
+    def must_not_wait(self) -> None:
+        """It is placed at once, though there is no room."""
+        self.room_share = 0.0
+        self.limits = self.limits and replace(self.limits, concurrency=0)
 
     def admits(self, record: ReplicaRecord) -> bool:
         """Whether the replica is ready and this request may go there."""

@@ -51,7 +51,8 @@ from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader
 from gateway.routing.holds import Holds
-from gateway.routing.router import Router, knobs_of
+from gateway.routing.questions import knobs_of
+from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
@@ -127,10 +128,11 @@ class Gateway:
             fleet=fleet,
             holds=self.holds,
             router=self.router,
+            failures=self.router.failures,
             outgoing=Outgoing(settings.replicas, fleet, tenants),
             upstream=self.upstream,
             moves=self.moves,
-            elsewhere=Elsewhere(settings.retries, fleet, self.router, self.moves, metrics),
+            elsewhere=Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics),
             relay=Relay(self.reader, objects, Audit(metrics, self.tasks, fleet.block_tokens), progress, charges),
             charges=charges,
             metrics=metrics,
@@ -176,7 +178,7 @@ class Gateway:
         return control
 
     def _watched(self, is_watched: bool) -> None:
-        self.router.is_watched = is_watched
+        self.router.questions.is_watched = is_watched
 
     def _news(self) -> None:
         self.holds.wake()

@@ -200,3 +200,16 @@ def test_no_two_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name_of(file))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_a_placements_request_changes_only_by_its_own_methods() -> None:
+    changed = []
+    for file in (*sources("coordinator/pool"), *sources("gateway/routing"), *sources("gateway/relay")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            changed += [
+                f"{name_of(file)}:{target.lineno} {ast.unparse(target)}"
+                for target in targets
+                if isinstance(target, ast.Attribute) and re.search(r"\brequest\.\w+$", ast.unparse(target))
+            ]
+    assert changed == []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -103,8 +102,7 @@ class Placer:
         if it may not wait, or has waited too long, and OverLimit if its tenant has used up a limit.
         """
         if not self.seats.can_wait:
-            request.room_share = 0.0
-            request.limits = request.limits and replace(request.limits, concurrency=0)
+            request.must_not_wait()
         began_s, again_s = time.monotonic() - request.waited_s, _AGAIN_S
         while True:
             placement = await self._place(request)
@@ -126,11 +124,11 @@ class Placer:
         """Waits for room. A status if the request has to be placed again."""
         wait_ms = request.standing.wait_ms
         limit_s = wait_ms / 1000 - (time.monotonic() - began_s) if wait_ms else None
-        request.standing = request.standing._replace(since_ms=seat.since_ms)
+        request.has_seat(seat.since_ms)
         try:
             return await self.seats.wait(request, seat, limit_s)
         finally:
-            request.waited_s = time.monotonic() - began_s
+            request.has_waited(time.monotonic() - began_s)
 
     async def _place(self, request: PlaceRequest) -> _Answer | None:
         """The answer of the store."""
@@ -189,10 +187,12 @@ class Placer:
 
     def declare(self, request: PlaceRequest) -> bool:
         """Make sure that the store knows the request's subset; False if it is empty."""
-        if request.serving is None:
-            request.serving = Subset.of(self._replicas.records)
-        self.subsets.use(request.serving)
-        return bool(request.serving)
+        serving = request.serving
+        if serving is None:
+            serving = Subset.of(self._replicas.records)
+            request.is_served_by(serving)
+        self.subsets.use(serving)
+        return bool(serving)
 
     async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float) -> _Answer | str:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is

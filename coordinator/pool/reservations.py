@@ -85,11 +85,11 @@ class Reservations:
             self.settlements.soon("done", request.release, NOTHING)
             if is_over and request.limits is not None:
                 self.settlements.soon("done", request.reservation, NOTHING)
-            request.release = ""
+            request.has_released()
 
     def was_counted(self, request: PlaceRequest) -> None:
         """The store has counted this request for its tenant's limits, although its placement came too late."""
-        request.is_counted = True
+        request.has_counted()
         self._unpoured.was_counted(request.reservation)
         if (one := self.live.get(request.reservation)) is not None and one.budget is not None:
             one.budget = one.budget._replace(requests=0)

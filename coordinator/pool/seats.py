@@ -126,7 +126,7 @@ class Seats:
             request, subset = one.request, serving_now(one.request)
             if subset and request.serving is not None and subset.digest != request.serving.digest:
                 subsets.use(subset)
-                request.serving = subset
+                request.is_served_by(subset)
                 moved.setdefault(subset, []).append(name)
         for subset, names in moved.items():
             for start in range(0, len(names), _AT_ONCE):

@@ -41,7 +41,7 @@ class Explainer:
         if job.prompt is None:
             raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
         if job.has_choice:
-            self._router.aim(job)
+            self._router.choice.aim(job)
         pool = self._router.pool(job)
         answer: dict[str, Any] = {
             "pool": pool.name,
@@ -49,7 +49,7 @@ class Explainer:
             "path": job.path,
             "prompt_tokens": job.prompt_tokens,
         }
-        request = self._router.request(job, pool, (), "")
+        request = self._router.questions.ask(job, pool, (), "")
         if not job.served.replicas:
             held = {"policy": job.policy, "why": "held", "hold_s": self._hold_s}
             return answer | {"chain": _chain(job.prompt, job.tokens, []), "replicas": [], "choice": held}

@@ -32,6 +32,7 @@ from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
 from gateway.request.reader import Job, no_replica
+from gateway.routing.failures import ReplicaFailures
 from gateway.routing.holds import Holds
 from gateway.routing.router import Router
 from gateway.routing.ticket import Ticket
@@ -55,6 +56,7 @@ class Attempts:
         fleet: Fleet,
         holds: Holds,
         router: Router,
+        failures: ReplicaFailures,
         outgoing: Outgoing,
         upstream: Upstream,
         moves: Moves,
@@ -70,6 +72,7 @@ class Attempts:
         self._fleet = fleet
         self._holds = holds
         self._router = router
+        self._failures = failures
         self._outgoing = outgoing
         self._upstream = upstream
         self._moves = moves
@@ -139,7 +142,7 @@ class Attempts:
             await self._holds.until_ready(job)
         while True:
             if job.has_choice:
-                self._router.aim(job, tries.replicas)
+                self._router.choice.aim(job, tries.replicas)
             ticket = await self._router.place(job, self._elsewhere.avoided(job, tries), tries.last)
             if ticket is not None:
                 return ticket
@@ -182,7 +185,7 @@ class Attempts:
     def _count(self, tries: Tries, *, was_answered: bool) -> None:
         """Counts server errors against their replicas, unless they are the request's own fault."""
         for index in held_against_replicas(tries.failures, was_answered):
-            self._router.failed(tries.tickets[index])
+            self._failures.failed(tries.tickets[index])
 
     def _give_up(self, job: Job, tries: Tries, reply: Reply) -> None:
         """Passes on the last error that a replica answered. If none answered, raises a 503 or 502."""
@@ -232,7 +235,7 @@ class Attempts:
             if answer.status < 400:
                 self._taken(job, ticket, streamed)
             reply.trace.answered()
-            self._router.succeeded(ticket, answer.status < 400 and job.method == "POST")
+            self._failures.succeeded(ticket, answer.status < 400 and job.method == "POST")
             if tries.failures:
                 self._learn_from(job, tries, answer)
             if is_whole and not streamed:
@@ -305,11 +308,11 @@ class Attempts:
                 await self._relay.large(job, ticket, reply, answer, held)
             else:
                 await self._relay.stream(job, ticket, reply, answer, held, said.plain_bytes)
-            self._router.ended_well(ticket)
+            self._failures.ended_well(ticket)
         except StreamBroken as broken:
             self._charges.untold(job, ticket, by_time=said is None)
             if broken.by_replica:
-                self._router.broke_off(ticket)
+                self._failures.broke_off(ticket)
                 self._fleet.recheck(ticket.replica)
             self._metrics.broken_streams.inc()
             message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
@@ -321,14 +324,14 @@ class Attempts:
         is dead is out of use already: it may only be busy."""
         self._noted(ticket, failure)
         if failure.is_silence:
-            self._router.failed(ticket)
+            self._failures.failed(ticket)
         self._fleet.recheck(ticket.replica)
         return failure
 
     def _noted(self, ticket: Ticket, failure: Failure) -> Failure:
         """Whether an error is the replica's fault, a comparison with another replica tells later."""
         if failure.is_error:
-            self._router.erred(ticket)
+            self._failures.erred(ticket)
         return failure
 
 

@@ -15,7 +15,7 @@ from gateway.relay.retry_budget import RetryBudget
 from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
 from gateway.request.reader import Job
-from gateway.routing.router import Router
+from gateway.routing.failures import ReplicaFailures
 from gateway.settings.limit_settings import RetrySettings
 from gateway.upstream import Answer
 
@@ -23,11 +23,13 @@ from gateway.upstream import Answer
 class Elsewhere:
     """The retries of one gateway."""
 
-    def __init__(self, retries: RetrySettings, fleet: Fleet, router: Router, moves: Moves, metrics: Metrics) -> None:
+    def __init__(
+        self, retries: RetrySettings, fleet: Fleet, failures: ReplicaFailures, moves: Moves, metrics: Metrics
+    ) -> None:
         self._max_attempts = retries.max_attempts
         self._budget = RetryBudget()
         self._fleet = fleet
-        self._router = router
+        self._failures = failures
         self._moves = moves
         self._metrics = metrics
 
@@ -49,7 +51,7 @@ class Elsewhere:
             return True  # placements soon avoid such a replica, so these retries end by themselves
         if not self._fleet.is_ready(replica):
             return True
-        fails_everybody = self._router.errs_in_a_row(replica) and self._has_sound_one(
+        fails_everybody = self._failures.errs_in_a_row(replica) and self._has_sound_one(
             job, tried
         )  # its breaker opens soon
         if self._budget.take(time.monotonic(), may_exceed=fails_everybody):
@@ -61,7 +63,7 @@ class Elsewhere:
         """Whether a ready replica is left that does not answer each request with an error. If all do, retries would
         only add to the load."""
         left = (name for name in job.could_serve() if name not in tried)
-        return any(self._fleet.is_ready(name) and not self._router.errs_in_a_row(name) for name in left)
+        return any(self._fleet.is_ready(name) and not self._failures.errs_in_a_row(name) for name in left)
 
     def avoided(self, job: Job, tries: Tries) -> list[str]:
         """The replicas not to ask: those that were asked, and those that this gateway cannot reach."""

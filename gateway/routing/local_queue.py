@@ -47,7 +47,7 @@ class _Waiter:
         since_s = pool.clock.moment_s(since_ms) if since_ms else None
         self.pool, self.request, self.is_new = pool, request, is_new
         self.since_s = now_s - request.waited_s if since_s is None else since_s
-        self.answer: asyncio.Future[Reservation | Literal["again", "none"]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Reservation | Literal["again"] | None] = asyncio.get_running_loop().create_future()
 
     @cached_property
     def order(self) -> list[str]:
@@ -113,13 +113,13 @@ class LocalQueue:
         of them and of all load yet."""
         return bool(request.room_share and pool.seats.can_wait and pool.load.waiting and pool.restated_in_s())
 
-    async def place(self, pool: Pool, request: PlaceRequest, is_retry: bool) -> Reservation | Literal["again", "none"]:
-        """Reserve room for a request that the store did not place, or wait for it. `again`: the store is back, and is
-        to place it, with the standing that the request has now. `none`: no replica is left. Raises NoRoom and
+    async def place(self, pool: Pool, request: PlaceRequest, is_retry: bool) -> Reservation | Literal["again"] | None:
+        """Reserve room for a request that the store did not place, or wait for it; None if no replica is left.
+        `again`: the store is back, and is to place it, with the standing that the request has now. Raises NoRoom and
         OverLimit."""
         waiter = _Waiter(pool, request, is_new=not is_retry and not request.waited_s)
         if not waiter.order:
-            return "none"
+            return None
         self._charge(pool, request, is_retry)
         began_s = time.monotonic()
         self._waiting[request.reservation] = waiter
@@ -135,16 +135,15 @@ class LocalQueue:
             try:
                 return await self._wait(waiter)
             finally:
-                request.waited_s += time.monotonic() - began_s
-                since_ms = pool.clock.time_ms(waiter.since_s) or request.standing.since_ms
-                request.standing = request.standing._replace(since_ms=since_ms)
+                request.has_waited(request.waited_s + time.monotonic() - began_s)
+                request.has_seat(pool.clock.time_ms(waiter.since_s) or request.standing.since_ms)
         finally:
             pool.load.waiting -= 1
             del self._waiting[request.reservation]
-            if not has_result(waiter.answer) or isinstance(waiter.answer.result(), str):
+            if not has_result(waiter.answer) or not isinstance(waiter.answer.result(), Reservation):
                 self._buckets.finish(request.reservation, NOTHING, time.monotonic() * 1000)
 
-    async def _wait(self, waiter: _Waiter) -> Reservation | Literal["again", "none"]:
+    async def _wait(self, waiter: _Waiter) -> Reservation | Literal["again"] | None:
         request = waiter.request
         limit_ms = request.standing.wait_ms
         try:
@@ -178,14 +177,14 @@ class LocalQueue:
         """No replica is left for this request, if it waits here."""
         waiter = self._waiting.get(reservation)
         if waiter is not None and not waiter.answer.done():
-            waiter.answer.set_result("none")
+            waiter.answer.set_result(None)
 
     def replicas_changed(self, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
         """Requests that wait, here or on seats, go to the replicas that serve their models now: `serving_now` tells
         them, None if that is not known."""
         for waiter in self._waiting.values():
             if subset := serving_now(waiter.request):
-                waiter.request.serving = subset
+                waiter.request.is_served_by(subset)
                 waiter.forget_order()
         self._seats.clear()
         for pool in self._pools.values():

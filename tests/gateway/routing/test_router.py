@@ -29,7 +29,11 @@ def lonely_router(**policy: int) -> Router:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
     settings = GatewaySettings(policy=PolicySettings(**policy))
     return Router(
-        settings, store, Metrics(), Fleet([], store, Upstream(settings.timeouts.idle_s, None)), Tenants(settings)
+        settings,
+        store,
+        Metrics(),
+        Fleet([], store, Upstream(settings.timeouts.idle_s, None)),
+        Tenants(settings),
     )
 
 
@@ -65,9 +69,9 @@ async def test_a_replica_that_fails_is_avoided_until_it_answers_again() -> None:
         first = await place(router, affinity)
         for _ in range(FAILURES):
             assert (await place(router, affinity)).replica == first.replica
-            router.failed(first)
+            router.failures.failed(first)
         assert (await place(router, affinity)).replica != first.replica
-        router.succeeded(first, is_proof=True)
+        router.failures.succeeded(first, is_proof=True)
         assert (await place(router, affinity)).replica == first.replica
 
 
@@ -75,8 +79,8 @@ async def test_an_answer_that_breaks_off_is_not_one_that_ended_well() -> None:
     router = lonely_router()
     first = await place(router, b"a" * 16)
     for _ in range(FAILURES):
-        router.succeeded(first, is_proof=True)
-        router.broke_off(first)
+        router.failures.succeeded(first, is_proof=True)
+        router.failures.broke_off(first)
     assert (await place(router, b"a" * 16)).replica != first.replica
 
 
@@ -97,15 +101,15 @@ async def test_where_no_replica_is_well_requests_do_not_wait() -> None:
     tickets = [await place(router, b"a" * 16) for _ in REPLICAS]
     for ticket in tickets:
         for _ in range(FAILURES):
-            router.failed(ticket)
+            router.failures.failed(ticket)
     assert (await place(router, b"a" * 16)).replica == tickets[0].replica
 
 
 async def test_a_request_reserves_no_more_than_the_longest_context_of_its_model_for_each_choice() -> None:
     router, asked = lonely_router(), job(b"a" * 16)
-    router._tenants = Tenants(GatewaySettings(tenants=[{"name": "t", "limits": {"tokens_per_min": 10}}]))
+    router.questions._tenants = Tenants(GatewaySettings(tenants=[{"name": "t", "limits": {"tokens_per_min": 10}}]))
     asked.caller, asked.choices, asked.max_output_tokens = Caller("t", True), 2, 9000
     asked.served.max_tokens.update(dict.fromkeys(REPLICAS, 1000), r0=4000)
-    limits = router.request(asked, router.pool(asked), (), "").limits
+    limits = router.questions.ask(asked, router.pool(asked), (), "").limits
     assert limits is not None
     assert (limits.output_tokens, limits.most_tokens) == (8000 - 100, 8000)

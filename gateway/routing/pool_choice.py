@@ -1,0 +1,98 @@
+"""Chooses the pool of a request whose model several pools serve."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Collection
+
+from coordinator.pool.pool import Pool
+from coordinator.store import Store
+from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.request.reader import Job
+from gateway.routing.backends import PoolRoom, choose_pool
+
+_CACHE_POLICIES = frozenset({"prefix_kv_aware", "consistent_hash"})
+_READY_FOR_S, _MOST_READY = 0.1, 256
+
+
+class PoolChoice:
+    """What one gateway knows of its pools' room."""
+
+    def __init__(self, slots: int, store: Store, fleet: Fleet) -> None:
+        """`slots`: the requests that a replica may have at a time; 0: any number."""
+        self._slots, self._store, self._fleet = slots or math.inf, store, fleet
+        self._ready: dict[frozenset[str], tuple[float, frozenset[str]]] = {}
+        """Replicas → when this gateway looked which of them are ready, and these."""
+
+    def forget(self) -> None:
+        """Replicas have come, gone or changed."""
+        self._ready.clear()
+
+    def aim(self, job: Job, tried: Collection[str] = (), asked: Collection[str] = ()) -> bool:
+        """Chooses the pool of a request whose model has several, but none of those that were `asked`. A request stays
+        in its pool while that has a ready replica that was not `tried`. If no replica that suits the request is ready,
+        others will do: how many tokens it has is only estimated. But after a failure of one that suits it, that failure
+        tells its client more than a refusal. Returns whether there is a pool to ask."""
+        if job.pinned:
+            return False
+        now_s = time.monotonic()
+        able = [each for each in job.backends if each.takes(job.needed_tokens, job.refusing)] or job.backends
+        rooms = {
+            each.backend: self._room_of(each.fitting(job.needed_tokens, job.refusing), tried, now_s)
+            for each in able
+            if each.backend not in asked
+        }
+        if tried and not asked and (here := rooms.get(job.served.backend)) is not None and here.ready:
+            return True
+        chosen = choose_pool(rooms, _conversation(job))
+        if chosen is None and not tried and job.is_choosy:
+            job.needed_tokens, job.refusing = 0, frozenset()
+            return self.aim(job)
+        if chosen is not None:
+            job.aim(next(each for each in job.backends if each.backend == chosen))
+        return chosen is not None
+
+    def _room_of(self, served: ServedModel, tried: Collection[str], now_s: float) -> PoolRoom:
+        pool = self._store.pool(served.pool)
+        ready = self._ready_of(served, pool, now_s)
+        has_waiting = pool.state is not None and pool.state.has_waiting
+        left = len(ready) - len(ready.intersection(tried))
+        return PoolRoom(left, len(pool.live) * pool.gateways, has_waiting, self._slots)
+
+    def _ready_of(self, served: ServedModel, pool: Pool, now_s: float) -> frozenset[str]:
+        """Its replicas that get requests, as of a moment ago: to look at a thousand takes a millisecond."""
+        at_s, ready = self._ready.get(served.names, (0.0, served.names))
+        if now_s - at_s > _READY_FOR_S:
+            state = pool.state
+            ready = frozenset(
+                name
+                for name in served.names
+                if self._fleet.is_ready(name) and not (state is not None and state.has_open_breaker(name))
+            )
+            if len(self._ready) >= _MOST_READY:
+                self._ready.clear()
+            self._ready[served.names] = now_s, ready
+        return ready
+
+    def has_ready(self, served: ServedModel, now_s: float) -> bool:
+        """Whether one of its replicas gets requests."""
+        return bool(self._ready_of(served, self._store.pool(served.pool), now_s))
+
+
+def aim_at_any(job: Job, asked: Collection[str]) -> bool:
+    """No pool has a ready replica as far as this gateway knows. But its heartbeats are up to half a second old, and the
+    store may know one. So pools that were not asked are asked, too. Returns whether there is one."""
+    left = () if job.pinned else [each for each in job.backends if each.backend not in asked]
+    if left:
+        job.aim(left[0])
+    return bool(left)
+
+
+def _conversation(job: Job) -> bytes:
+    """The bytes by which a conversation stays with its pool. Random if its prompt was not read, or if its policy does
+    not look at caches."""
+    if job.prompt is None or not job.prompt.keys or job.policy not in _CACHE_POLICIES:
+        return random.randbytes(8)
+    return job.prompt.first_content

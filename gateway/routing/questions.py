@@ -1,0 +1,94 @@
+"""Makes the question that a placement asks the store."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.placement import PlaceRequest
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
+from gateway.request.reader import Job
+from gateway.routing.rendezvous import fallback_order
+from gateway.routing.tenants import Tenants
+from gateway.settings.gateway_settings import GatewaySettings
+
+
+class Questions:
+    """Those of one gateway, named `gateway` in the store."""
+
+    def __init__(self, settings: GatewaySettings, gateway: str, tenants: Tenants) -> None:
+        self._settings, self._gateway, self._tenants = settings, gateway, tenants
+        self._knobs: dict[tuple[str, bool], PolicyKnobs] = {}
+        self.is_watched = False
+        """Whether placements tell what their candidates cost, because somebody watches."""
+        self._ids = itertools.count(1)
+
+    def new_reservation(self) -> str:
+        """A name that no other reservation has."""
+        return f"{self._gateway}-{next(self._ids):x}"
+
+    def ask(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
+        """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
+        room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
+        can_wait = job.prompt is not None and job.endpoint.computes_prompt
+        limits = None
+        if job.method == "POST" and job.endpoint.computes_prompt:
+            # Between calls of the server's tools, an engine computes a response's context again.
+            has_turns = job.endpoint.stores_responses and job.max_output_tokens is None
+            most_tokens = 0 if has_turns else job.choices * job.served.longest_tokens
+            limits = self._tenants.limits_of(
+                job.caller.tenant, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
+            )
+        order: Sequence[str] = ()
+        affinity = affinity_of(job)
+        if job.policy == "consistent_hash":
+            order = fallback_order(pool.records, job.served.shared, job.pinned, affinity)
+        return PlaceRequest(
+            reservation=self.new_reservation(),
+            keys=job.prompt.keys if job.prompt else (),
+            tokens=job.tokens,
+            answer=job.prompt.answer if job.prompt else (0, 0),
+            prompt_tokens=job.prompt_tokens,
+            knobs=self.knobs(job.policy, job.is_traced),
+            seed=random.getrandbits(31),
+            tried=tried,
+            serving=job.served.shared,
+            release=release,
+            pinned=job.pinned,
+            order=order,
+            may_report=job.endpoint.reports_blocks and not job.is_batch,
+            shape=job.prompt.shape() if job.prompt else b"{}",
+            is_streamed=job.stream,
+            room_share=room_share if can_wait else 0.0,
+            standing=standing,
+            limits=limits,
+            affinity=affinity,
+        )
+
+    def knobs(self, policy: str, tells_costs: bool = False) -> PolicyKnobs:
+        """The settings of a policy. `tells_costs`: the answer is to say what the candidates cost."""
+        wanted = policy, tells_costs or self.is_watched
+        if wanted not in self._knobs:
+            self._knobs[wanted] = replace(knobs_of(self._settings, policy), tells_costs=int(wanted[1]))
+        return self._knobs[wanted]
+
+
+def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
+    """The settings of one policy, as scripts take them."""
+    queue = settings.queue
+    return PolicyKnobs(
+        name=policy,
+        max_active_requests=settings.policy.max_active_requests or 0,
+        max_wait_s=queue.max_wait_s,
+        prefill_tokens_per_s=queue.prefill_tokens_per_s,
+        max_waiting=queue.max_waiting,
+        max_waiting_per_tenant=queue.max_waiting_per_tenant,
+    )
+
+
+def affinity_of(job: Job) -> bytes:
+    """The bytes that rendezvous hashing hashes. Without a prompt they are random, so the request may go anywhere."""
+    return job.prompt.affinity if job.prompt is not None and job.prompt.keys else random.randbytes(8)
