@@ -6,7 +6,7 @@ registry          the records of replicas and agents, and the state of a pool th
 policy_knobs      how a gateway wants placements to be chosen
 placement         what a placement asks, and how it is answered
 scripts           the Lua scripts: their texts, and how each is called
-lua/              the text of the scripts; policies/ has one file for each policy
+lua/              the text of the scripts; policies/ has one for each policy, steps/ for each step of `place`
 signature         the header of a script: which KEYS and ARGV it takes
 store             the connections of a process; hands out a Pool for each base model
 store_connection  one connection to the store: up or down, and what follows from it

@@ -117,7 +117,7 @@ def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -
 def as_function(name: str) -> str:
     """A script as a function, without comments. It takes no seats itself: it is what a grant calls."""
     body = _file(name).partition("\n\n")[2]
-    text = _without_unused(re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"turns"}), flags=re.MULTILINE))
+    text = _without_unused(re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"steps/turn"}), flags=re.MULTILINE))
     return f"local function {name}(SETTINGS, KEYS, ARGV)\n{lua_locals(signature(name), None)}\n{text}\nend"
 
 
