@@ -1,22 +1,28 @@
 """The gateway: HTTP in, HTTP out.
 
-The rooms of this package (a file or a folder each), in the order in which a request meets them:
+KVGate is four programs and one shared state. The shared state, and the agent beside a replica, are in coordinator/. The
+rooms of this package (a file or a folder each) are the other three.
+
+What a gateway runs, in the order in which a request meets it:
 
     server       the process: sockets, uvicorn, signals
+    http/        HTTP/1.1 towards clients: connections, and one exchange of request and answer at a time
     app          builds all parts of a gateway once; sends each request to `relay/` or to `control/`
     endpoints    every API path, with everything that is known of it
-    http/        HTTP/1.1 towards clients: connections, and one exchange of request and answer at a time
     request/     reads a request: who calls, is there room, the body, what the body says
     prompt/      turns a prompt into a byte stream and its chain of prefix keys
     routing/     chooses a replica: by a placement in Redis, or by hashing while Redis is away
     relay/       sends a request to its replica, retries, and passes the answer on to the client
     upstream/    HTTP/1.1 towards replicas; nothing else speaks to them
+
+And beside requests:
+
     replicas/    which replicas there are, whether they live, and what they serve
     control/     the paths that a gateway answers itself: health, readiness, models, explain
-    doctor/      finds what is wrong with a running cluster, and says how to mend it
     console/     the cluster on one page, live
-    tracing/     traces of requests, for an OpenTelemetry backend
     metrics/     what a gateway counts, for Prometheus
+    tracing/     traces of requests, for an OpenTelemetry backend
+    access_log   one line for each request
     settings/    the configuration file: its fields, checks and defaults
     errors       the exception that ends a request, in OpenAI's JSON shape
     interpreter  how this process' Python was built
@@ -24,8 +30,14 @@ The rooms of this package (a file or a folder each), in the order in which a req
     deadlines    time limits of requests, with one timer for all
     tasks        background tasks: keeps them, logs their failures, cancels them on close
     logs         structured logs without prompts, keys or headers
-    access_log   one line for each request
+
+What operators run:
+
     ops/         the command `kvgate`, clusters on one machine, commands for replica hosts
+    doctor/      finds what is wrong with a running cluster, and says how to mend it; the console shows the same
+
+What stands in for GPUs:
+
     simulator/   a server that behaves like vLLM, for tests and laptops
 
 coordinator/README.md explains the words replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place
