@@ -123,7 +123,7 @@ class AgentStore:
         self._agent = agent
         self.incarnation = ""
         """The engine process that is followed; empty before `register`."""
-        self._entries: int | None = None
+        self.entries: int | None = None
         """Entries in the stream: as of the first heartbeat, plus those published since. None before the heartbeat."""
         self._taken: list[bytes] = []
         """The measured prompts that the last heartbeat's answer had. The next heartbeat confirms them."""
@@ -197,7 +197,7 @@ class AgentStore:
             raise Fenced("the registry knows the replica in another life")
         if reply[0] == b"unreadable":
             raise StoreDown(_UNREADABLE)
-        self._entries = int(reply[4]) if self._entries is None else self._entries
+        self.entries = int(reply[4]) if self.entries is None else self.entries
         self._taken = reply[3]
         measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
         voided = [key for text in reply[3] for key in _voided(text)]
@@ -260,7 +260,7 @@ class AgentStore:
             age_ms=int(age_s * 1000),
             restates=restates,
             seq="" if seq is None else seq,
-            last_entry=self._entries or 0,
+            last_entry=self.entries or 0,
             keys=[line.split(" ", 2)[1] for line in lines if line[0] in "+-"],
             transitions=lines,
         )
@@ -268,7 +268,7 @@ class AgentStore:
             raise Fenced("another agent holds the replica")
         if number < 0:
             raise StoreDown("the stream is not where this agent left it")
-        self._entries = int(number)
+        self.entries = int(number)
         return int(number)
 
     async def is_applied(self, entries: int) -> bool:
@@ -324,8 +324,9 @@ class Registration:
         self._replica = replica
         self._agent = agent
         self._replaced = ""
-        """The incarnation that this agent last replaced by its own engine's. An earlier incarnation of the same engine
-        cannot come back. If this one does, it is another engine."""
+        """The incarnation that this agent last replaced by its own engine's. If it comes back, it is another engine's:
+        an earlier incarnation of the same engine comes back only with a store that is as it was before."""
+        self._last: AgentStore | None = None
 
     async def open(self, snapshot: EngineSnapshot) -> AgentStore:
         """Connect, and register the replica, or a later incarnation of it. Raises StoreError and IdTaken."""
@@ -333,14 +334,23 @@ class Registration:
         try:
             known = await store.record()
             if known is not None and snapshot.started and known.incarnation != snapshot.started:
-                if known.incarnation == self._replaced or await store.is_followed_by_another(known):
+                is_back = known.incarnation == self._replaced and not await self._is_earlier(store)
+                if is_back or await store.is_followed_by_another(known):
                     raise IdTaken(_words(known, snapshot))
                 self._replaced = known.incarnation
             await store.register(snapshot.started, snapshot.capacity_tokens, snapshot.url)
         except (StoreError, IdTaken):
             await store.close()
             raise
+        self._last = store
         return store
+
+    async def _is_earlier(self, store: AgentStore) -> bool:
+        """Whether the store has fewer of the replica's entries than this agent has seen: it lost its last writes, and
+        came back as it was before them. (A Redis replica that lags became the master.)"""
+        seen = self._last.entries if self._last is not None else None
+        found = await store.ask("HGET", store.keys.entries, self._replica)
+        return seen is not None and (not found or (is_number(found) and int(found) < seen))
 
 
 def _words(known: ReplicaRecord, snapshot: EngineSnapshot) -> str:

@@ -117,7 +117,7 @@ class Books:
         if lines := spoken(told):
             await say_as_an_older_agent(self._client, lines, name)
             link = self._streams[name].link
-            link._entries = (link._entries or 0) + 1
+            link.entries = (link.entries or 0) + 1
 
     async def apply(self) -> None:
         await apply_older(self._pool, REPLICAS)

@@ -122,7 +122,7 @@ async def test_what_an_older_agent_said_and_nobody_applied_voids_what_was_said_b
     old, new = chain("old", 1), chain("new", 1)
     await stream.say(*gains(old))
     await say_as_an_older_agent(client, losses(old))
-    stream.link._entries = 2
+    stream.link.entries = 2
     number = await stream.say(*gains(new))
     assert (await floor(client), number) == (3, 3)
     assert (await attend(stream.link)).asked == "restate"

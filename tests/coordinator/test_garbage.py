@@ -136,8 +136,8 @@ class Cluster:
         answer = await attend(self.link, counters={"running": 1.0})
         await Handover.find(self.link, answer, may_wait=False)
         await self.link.bindings([PROMPT[-1]], elsewhere_is_report=False)
-        if answer.asked == "restate" or answer.entries != self.link._entries:
-            self.link._entries = answer.entries
+        if answer.asked == "restate" or answer.entries != self.link.entries:
+            self.link.entries = answer.entries
             await say_all(self.link, gains(PROMPT), 5)
         await self.link.publish(gains(PROMPT), 0.0, 5)
 

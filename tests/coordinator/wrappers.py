@@ -140,7 +140,7 @@ async def _gateway_calls(wire: Recorder) -> None:
 async def _agent_calls(wire: Recorder) -> None:
     link = AgentStore(wire, True, PoolKeys("m"), "r0", "agent0")
     link.incarnation = "life1"
-    link._entries = 76
+    link.entries = 76
     link._taken = [b"77", b"78"]
     told = [Resident(_KEYS[0], 7, 8, "cpu", 10), Evicted(_KEYS[1]), Reset()]
     await _begun(
