@@ -2,7 +2,7 @@
 
 For fleets of several sizes and chains of 10, 40 and 100 keys, it measures the script's own time (Redis' commandstats)
 and a client's round trip, one call at a time. Each placement is settled before the next. Replicas have three requests
-in flight in the mean, and full caches. Three in ten are idle: a placement that finds one of these looks no further.
+in flight on average, and full caches. Three in ten are idle: a placement that finds one of these looks no further.
 With --least-requests N, each has N requests more.
 
 known    three replicas own the whole chain: another turn of a conversation

@@ -6,7 +6,7 @@
 --   number  prefill_tokens_per_s: of a replica whose rate is not measured
 -- Returns {now_ms, ready replicas, draining ones, requests in flight on both, their prompt tokens not computed yet, prompt
 -- tokens that the ready ones compute in a second, requests held until a replica is ready, their prompt tokens, lines},
--- where `lines` has five values for each line of the queue: band, queue, requests that wait, prompt tokens that these have
+-- where `lines` has five values for each line of the queue: band, queue, queued requests, prompt tokens that these have
 -- to compute, since when the one waits that has waited longest (ms).
 
 -- include time

@@ -9,7 +9,7 @@
 --   number  probe_ms: how long a half-open breaker waits for its probe
 --   number  max_wait_s: a replica has room while it computes what is ahead of a new prompt in less; 0: always
 --   number  prefill_tokens_per_s: of a replica whose rate is not measured
---   number  max_waiting, max_waiting_per_tenant: requests that wait, in the pool and of one tenant
+--   number  max_waiting, max_waiting_per_tenant: queued requests, in the pool and of one tenant
 --   number  tells_costs: 1: somebody watches, and wants to see what the candidates cost
 -- KEYS
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>

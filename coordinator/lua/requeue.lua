@@ -1,4 +1,4 @@
--- Puts requests that wait into the queue of another subset: replicas that serve their model have come or gone. They keep
+-- Puts queued requests into the queue of another subset: replicas that serve their model have come or gone. They keep
 -- their places by time. A seat that was granted, or left, is skipped.
 --
 -- KEYS

@@ -21,7 +21,7 @@ class LiveLoad:
         self.of_tenant: dict[str, int] = {}
         """Requests, by the text of a tenant that has limits."""
         self.waiting = 0
-        """The requests that wait for room in this gateway alone, because the store is away."""
+        """The requests that are queued for room in this gateway alone, because the store is away."""
         self.on_freed: Callable[[str, Used | None], None] = lambda _reservation, _used: None
         """Called when a reservation is over, with what it took; and when its prefill is, while it is still live."""
 

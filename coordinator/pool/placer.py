@@ -49,7 +49,7 @@ _Answer = Placement | Seat | Refusal | Exhausted
 
 
 class Placer:
-    """`connect` is for requests that wait for room; without it, none does. `reassert` states everything again, when
+    """`connect` is for requests that are queued for room; without it, none is. `reassert` states everything again, when
     the store does not know this gateway or its replicas any more."""
 
     def __init__(

@@ -61,7 +61,7 @@ class Settlements:
             self._later = loop.call_later(_COMPANY_S, self.send)
 
     def room(self, replica: str = "") -> None:
-        """There may be room on this replica, or on any: requests that wait get it."""
+        """There may be room on this replica, or on any: queued requests get it."""
         self.soon("room", replica)
 
     def send(self) -> None:

@@ -67,7 +67,7 @@ class Report:
     """In the last minute."""
     scripts_per_s: float = 0.0
     script_us: float = 0.0
-    """How many scripts Redis ran since the reading before, and how long one took in the mean."""
+    """How many scripts Redis ran since the reading before, and how long one took on average."""
 
 
 class KeyEventListener(Wire):

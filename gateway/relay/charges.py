@@ -25,7 +25,7 @@ from gateway.routing.ticket import Ticket
 _ASSUMED_TOKENS_PER_S = 50.0
 """Of one sequence, until an engine or an answer has told."""
 _NEWEST = 0.1
-"""The part of the newest answer in the mean."""
+"""The part of the newest answer in the average."""
 _LEAST_TOKENS = 16
 """An answer with fewer tokens in a choice tells little of the pace."""
 _LEARNS_EACH_S = 0.05

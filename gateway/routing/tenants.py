@@ -15,7 +15,7 @@ OUTPUT_WEIGHT = 2
 together, and those of an answer one by one, but for many requests at once."""
 _ASSUMED_OUTPUT_TOKENS = 200.0
 _NEWEST = 0.1
-"""The part of the newest answer in the mean."""
+"""The part of the newest answer in the average."""
 _LONGER, _SHORTER = 1.495, 0.995
 """A step up is 99 times as large as one down, so one of a hundred answers is longer than the number that makes them."""
 _MAX_TENANTS = 10_000

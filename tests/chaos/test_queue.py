@@ -33,7 +33,7 @@ class QueueStage(TenantStage):
     """A cluster whose replicas take two requests each."""
 
     async def waits_here(self, count: int) -> None:
-        """Waits until gateways have this many requests that wait; without the store it does not count them."""
+        """Waits until gateways have this many queued requests; without the store it does not count them."""
 
         async def are_waiting() -> bool:
             return await self.metric_of_all("kvgate_queue_waiting_requests") == count

@@ -70,7 +70,7 @@ def running_monitored(folder: Path) -> Iterator[Monitored]:
 
 def let_it_all_happen(stage: Stage) -> None:
     """Causes hits, streams, a refused request, a retry, a broken stream, a miss after an engine forgot a prompt,
-    requests that wait, and one that finds the queue full."""
+    queued requests, and one that finds the queue full."""
     prompt = text()
     for gateway in (0, 1):
         stage.chat(prompt, gateway)

@@ -1,4 +1,4 @@
--- Grants: places requests that wait, as soon as there is room. A seat is a call of `place` that was kept, so a grant is
+-- Grants: places queued requests, as soon as there is room. A seat is a call of `place` that was kept, so a grant is
 -- this call, run now. It reserves in the name of the gateway that took the seat, and puts its answer into a list that
 -- this gateway reads:
 --   grants:<gateway>    [seat, ms that it has waited, reply of place] as JSON

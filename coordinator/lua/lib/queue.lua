@@ -1,4 +1,4 @@
--- Requests that wait for room. A queue holds those that the same replicas may serve: it is named "<digest>",
+-- Requests that are queued for room. A queue holds those that the same replicas may serve: it is named "<digest>",
 -- "<digest>/<pinned>" or "<digest>/<pinned>/<tried>": pinned to a replica, without those that failed (with commas).
 -- Inside a queue, requests stand in lines, one for each band and tenant. Bands are numbers; 0 goes first.
 --   waiting                         "<band> <queue>" -> how many seats it has
@@ -65,7 +65,7 @@ local function place_in_line(line, since_ms, now)
   return string.format('%.0f', last_ms > now and last_ms + 1 or since_ms)
 end
 
--- Counts requests that wait for a replica that holds a key; "-": for any.
+-- Counts requests that are queued for a replica that holds a key; "-": for any.
 local function count_patient(base, key, by)
   if key ~= '-' and by ~= 0 then
     local sum = redis.pcall('HINCRBY', base .. 'patient', key, by)

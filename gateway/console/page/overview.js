@@ -67,7 +67,7 @@ function curvesOf(pool, cluster) {
   const one = (title, of, said, least, now = isLate ? null : of[of.length - 1]) => curve(title, points, of, said, least, now);
   return [
     one("requests in flight", values("running_requests"), counted, 4),
-    one("requests that wait", values("waiting_requests"), counted, 4, pool.waiting_requests),
+    one("queued requests", values("waiting_requests"), counted, 4, pool.waiting_requests),
     one("KV in use", values("kv_usage"), percent, 1),
     one("prompt tokens from cache", ofCache, percent, 1),
     one("time to first token", firstTokens, inMs, 50),

@@ -18,7 +18,7 @@ export function drawStore(cluster) {
       card("keys evicted since its start", counted(report.evicted_keys)),
       card("writes refused since its start", counted(report.refused_writes)),
       card("scripts a second", counted(report.scripts_per_s)),
-      card("time of a script, in the mean", report.scripts_per_s ? `${report.script_us} µs` : "–"),
+      card("average time of a script", report.scripts_per_s ? `${report.script_us} µs` : "–"),
     );
     fill("kinds", Object.entries(report.kinds).map(([kind, of]) => element("tr", {}, cell(KINDS[kind] ?? kind), number(of.keys),
       cell(size(of.bytes), "number"), cell(of.evicted === null ? "not heard" : counted(of.evicted), "number"))), "Not known.");
