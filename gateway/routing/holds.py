@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import dataclass
 
 from coordinator.store import Store
@@ -17,7 +16,8 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
 from gateway.request.reader import Job
-from gateway.routing.tenants import Tenants
+from gateway.routing.queue_bounds import why_full
+from gateway.routing.tenants import NOBODY, Tenants
 from gateway.settings.queue_settings import QueueSettings
 
 
@@ -42,7 +42,6 @@ class Holds:
         self._tenants = tenants
         self._metrics = metrics
         self._held: list[_Held] = []
-        self._of_tenants: Counter[str | None] = Counter()
 
     def __repr__(self) -> str:
         return f"<Holds {len(self._held)} requests>"
@@ -58,15 +57,18 @@ class Holds:
         Raises a 503 after `hold_s`, and a 429 if too many are held."""
         if not self.may_hold(job) or (not was_refused and self._is_servable(job)):
             return
-        tenant, pool = job.caller.tenant, self._store.pool(job.served.pool)
+        pool = self._store.pool(job.served.pool)
         self._refuse_if_full(job)
         now_s = time.monotonic()
         job.held_since_s = job.held_since_s or now_s
         held = _Held(
-            job, pool.name, self._tenants.band(tenant), job.held_since_s, asyncio.get_running_loop().create_future()
+            job,
+            pool.name,
+            self._tenants.band(job.caller.tenant),
+            job.held_since_s,
+            asyncio.get_running_loop().create_future(),
         )
         self._held.append(held)
-        self._of_tenants[tenant] += 1
         pool.held.requests += 1
         pool.held.tokens += job.prompt_tokens
         try:
@@ -78,23 +80,24 @@ class Holds:
             raise ApiError(503, "no_replica", message, headers={"retry-after": "5"}) from None
         finally:
             self._held.remove(held)
-            self._of_tenants[tenant] -= 1
             pool.held.requests -= 1
             pool.held.tokens -= job.prompt_tokens
 
     def _refuse_if_full(self, job: Job) -> None:
-        """Raises a 429 if too many are held, as many as may wait in the queue. Those of bands behind the request's own
-        take no place away from it."""
-        pool, band, tenant = job.served.pool, self._tenants.band(job.caller.tenant), job.caller.tenant
-        others = sum(held.pool == pool and held.band <= band for held in self._held)
-        if self._of_tenants[tenant] >= self._queue.max_waiting_per_tenant:
-            reason, message = "full_tenant", "No replica is ready, and too many requests of yours wait for one already."
-        elif others >= self._queue.max_waiting:
-            reason, message = "full", "No replica is ready, and too many requests wait for one already."
-        else:
-            return
-        self._metrics.queue_refusals.inc(reason)
-        raise ApiError(429, "queue_full", message, headers={"retry-after": "5"})
+        """Raises a 429 if as many are held for the pool as may be queued there."""
+        pool, tenant = job.served.pool, job.caller.tenant or NOBODY
+        why = why_full(
+            ((held.band, held.job.caller.tenant or NOBODY) for held in self._held if held.pool == pool),
+            self._tenants.band(job.caller.tenant),
+            tenant,
+            most=self._queue.max_waiting,
+            most_of_tenant=self._queue.max_waiting_per_tenant,
+        )
+        if why:
+            whose = "of yours " if why == "full_tenant" else ""
+            message = f"No replica is ready, and too many requests {whose}wait for one already."
+            self._metrics.queue_refusals.inc(why)
+            raise ApiError(429, "queue_full", message, headers={"retry-after": "5"})
 
     def wake(self) -> None:
         """Let those go that can be served now."""

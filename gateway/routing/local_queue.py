@@ -29,6 +29,7 @@ from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.routing.local_limits import TOLD_MS, LocalBuckets, local_concurrency
 from gateway.routing.local_room import Loads, LocalRoom, choose
+from gateway.routing.queue_bounds import why_full
 from gateway.routing.rendezvous import CONTENDERS, fallback_order
 
 _log = structlog.get_logger("kvgate.local")
@@ -162,12 +163,16 @@ class LocalQueue:
         request, knobs, gateways = waiter.request, waiter.request.knobs, waiter.pool.gateways
         if request.waited_s:
             return
-        band, tenant = request.standing.band, request.standing.tenant
-        others = [one.standing for one in self._requests(waiter.pool) if one is not request]
-        if sum(one.band <= band for one in others) >= max(1, knobs.max_waiting // gateways):
-            raise NoRoom("full", 0)
-        if sum(one.tenant == tenant for one in others) >= max(1, knobs.max_waiting_per_tenant // gateways):
-            raise NoRoom("full_tenant", 0)
+        others = (one.standing for one in self._requests(waiter.pool) if one is not request)
+        why = why_full(
+            ((one.band, one.tenant) for one in others),
+            request.standing.band,
+            request.standing.tenant,
+            most=max(1, knobs.max_waiting // gateways),
+            most_of_tenant=max(1, knobs.max_waiting_per_tenant // gateways),
+        )
+        if why:
+            raise NoRoom(why, 0)
 
     def _requests(self, pool: Pool) -> Iterable[PlaceRequest]:
         yield from (one.request for one in self._waiting.values() if one.pool is pool)

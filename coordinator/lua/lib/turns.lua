@@ -90,10 +90,10 @@ local function refusal_of(base, band, queue, tenant, left_ms, is_blocked)
   mean = (is_blocked or sum_of(grants) < FEWEST_GRANTS) and 0 or sum_of(mean) -- fewer tell nothing
   local expected_ms = math.floor((ahead + 1) * mean)
   local refusal
-  if all >= max_waiting then
-    refusal = 'full'
-  elseif own >= max_waiting_per_tenant then
+  if own >= max_waiting_per_tenant then -- what the tenant can mend comes first
     refusal = 'full_tenant'
+  elseif all >= max_waiting then
+    refusal = 'full'
   elseif ahead > 0 and expected_ms > left_ms then
     refusal = 'unreachable'
   end
