@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from gateway.simulator.cache import Block, BlockCache
-from gateway.simulator.events import EventLog, Events
+from gateway.simulator.events import Event, EventLog
 from gateway.simulator.offload import CpuTier
 from gateway.simulator.sequence import SequenceState, TokenSequence
 from gateway.simulator.settings import SimSettings
@@ -46,7 +46,7 @@ class SimEngine:
         settings: SimSettings,
         on_first_token: Callable[[float], None],
         on_finish: Callable[[float], None],
-        publish: Callable[[Events], None] | None = None,
+        publish: Callable[[list[Event]], None] | None = None,
         lmcache: SimLmcache | None = None,
         takes_no_hits: Callable[[], bool] = lambda: False,
     ) -> None:

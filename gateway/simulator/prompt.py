@@ -111,7 +111,7 @@ def tokens_of(tokens: bytes) -> list[bytes]:
     return [tokens[at : at + TOKEN_BYTES] for at in range(0, len(tokens), TOKEN_BYTES)]
 
 
-def token_ids(tokens: bytes) -> list[int]:
+def token_ids(tokens: bytes | bytearray) -> list[int]:
     """The ids that /tokenize shows, and /v1/completions takes back."""
     ids = array("I")
     ids.frombytes(tokens)

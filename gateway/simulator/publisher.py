@@ -1,9 +1,8 @@
 """One engine's event publisher: vLLM's two ZeroMQ sockets, with vLLM's framing.
 
 A PUB socket sends live batches as `(topic, seq, payload)`. `seq` has 8 bytes, big-endian, and starts from 0 in each
-process. With snapshots on, 16 bytes that name the process follow. A ROUTER socket answers `(b"", start_seq)` with
-`(b"", topic, seq, payload)` for each later batch that the ring still has, then `(b"", b"", -1, b"")`. As in vLLM, both
-silently drop messages for a peer that is too slow.
+process. A ROUTER socket answers `(b"", start_seq)` with `(b"", topic, seq, payload)` for each later batch that the ring
+still has, then `(b"", b"", -1, b"")`. As in vLLM, both silently drop messages for a peer that is too slow.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ import asyncio
 import ipaddress
 import os
 import socket
-import uuid
 from collections import OrderedDict
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
-from gateway.simulator.events import Events, payload
+from gateway.simulator.events import Event, payload
 from gateway.simulator.faults import Faults
 from gateway.simulator.settings import SimSettings
 
-TOPIC = "kv"
+TOPIC = b"kv"
 _SEQ_BYTES = 8
-_IDLE_S = 1.0
 _END = (-1).to_bytes(_SEQ_BYTES, "big", signed=True)
 _HWM = 100_000
 _REPLAY_BURST = 32
@@ -42,10 +39,8 @@ class EventPublisher:
         self._settings = settings
         self._rank = rank
         self._faults = faults
-        self._topic = TOPIC.encode()
         self._ring: OrderedDict[int, bytes] = OrderedDict()
         self._next_seq = 0
-        self._life = uuid.uuid4().bytes if settings.event_snapshots else b""
         self._delayed: _Frames | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._live: zmq.Socket[bytes] | None = None
@@ -88,13 +83,13 @@ class EventPublisher:
             "buffer_steps": self._settings.replay_steps,
             "hwm": _HWM,
             "max_queue_size": _HWM,
-            "topic": TOPIC,
+            "topic": TOPIC.decode(),
         }
 
-    def publish(self, events: Events) -> None:
+    def publish(self, events: list[Event]) -> None:
         """Number a batch, keep it for replays and send it, unless a fault changes that."""
         seq, self._next_seq = self._next_seq, self._next_seq + 1
-        frames = (self._topic, self._number(seq), payload(events, self._rank))
+        frames = (TOPIC, _number(seq), payload(events, self._rank))
         delayed, self._delayed = self._delayed, None
         # No fault applies to the successor of a delayed batch, so that the two do change places.
         fault = self._faults.take_event_fault() if delayed is None else None
@@ -108,17 +103,6 @@ class EventPublisher:
             self._send(frames)
         if delayed is not None:
             self._send(delayed)
-
-    async def publish_while_idle(self) -> None:
-        """With snapshots on, an idle second is told by an empty batch. Without, this returns at once."""
-        while self._life:
-            told = self._next_seq
-            await asyncio.sleep(_IDLE_S)
-            if self._next_seq == told:
-                self.publish(Events(0, b""))
-
-    def _number(self, seq: int) -> bytes:
-        return seq.to_bytes(_SEQ_BYTES, "big") + self._life
 
     async def serve_replays(self) -> None:
         """Answer replay requests one after another, for ever. Returns at once if there is no ring."""
@@ -135,7 +119,7 @@ class EventPublisher:
             seq = max(seq, next(iter(self._ring)))
             for each in range(seq, min(seq + _REPLAY_BURST, self._next_seq)):
                 if (kept := self._ring.get(each)) is not None:
-                    await replay.send_multipart((client, b"", self._topic, self._number(each), kept))
+                    await replay.send_multipart((client, b"", TOPIC, _number(each), kept))
             seq += _REPLAY_BURST
             await asyncio.sleep(0)
         await replay.send_multipart((client, b"", b"", _END, b""))
@@ -160,6 +144,10 @@ class EventPublisher:
             bound.bind(endpoint)
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"KV events on {endpoint}: {os.strerror(error.errno or 0)}") from error
+
+
+def _number(seq: int) -> bytes:
+    return seq.to_bytes(_SEQ_BYTES, "big")
 
 
 def _endpoint(bound: zmq.Socket[Any]) -> str:

@@ -100,9 +100,8 @@ class SimReplica:
         except OSError:
             self._unbind()
             raise
-        for rank, publisher in zip(self.settings.ranks, self.publishers, strict=False):  # there may be no publishers
-            self.tasks.spawn(publisher.serve_replays(), f"replays of rank {rank}")
-            self.tasks.spawn(publisher.publish_while_idle(), f"empty batches of rank {rank}")
+        for publisher in self.publishers:
+            self.tasks.spawn(publisher.serve_replays(), f"{publisher!r}")
         for rank, engine in zip(self.settings.ranks, self.engines, strict=True):
             self.tasks.spawn(engine.run(), f"engine {rank}")
 

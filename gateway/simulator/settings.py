@@ -91,8 +91,6 @@ class SimSettings:
     from all groups at once."""
     events: bool = True
     """Publish KV events."""
-    event_snapshots: bool = False
-    """Publish as a vLLM with snapshots of its cache: numbers of 24 bytes, and an empty batch in each idle second."""
     events_port: int = 0
     """The port of the first rank's publisher; other ranks follow. 0 takes a free port for each."""
     replay_port: int = 0

@@ -117,7 +117,6 @@ def replica_sim(
     vllm_version: VllmVersion = _SIM.vllm_version,
     attention: Annotated[list[str] | None, Option(help="The kind of a group of its blocks; repeatable.")] = None,
     events: Annotated[bool, Option(help="Publish KV events over ZeroMQ.")] = _SIM.events,
-    event_snapshots: Annotated[bool, Option(help="Publish as a vLLM with snapshots of its cache.")] = False,
     events_port: EventsPort = _SIM.events_port,
     replay_port: ReplayPort = _SIM.replay_port,
     replay_steps: ReplaySteps = _SIM.replay_steps,
