@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.simulator.errors import bad_request, bad_value
+from gateway.simulator.errors import RequestRefused, bad_request, bad_value
 
 MAX_LOGPROBS = 20
 """vLLM's --max-logprobs."""
@@ -14,6 +14,10 @@ _MAX_SEQUENCES = 16_384
 """vLLM's VLLM_MAX_N_SEQUENCES."""
 _GREEDY_BELOW = 1e-5
 _MAX_SALT_CHARS = 128
+_TOO_MANY = f"""n must be at most {_MAX_SEQUENCES}, got {{value}}. \
+To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."""
+_BAD_SALT = f"""Parameter 'cache_salt' must be at most {_MAX_SALT_CHARS} characters and must not contain \
+'@', '/', '\\\\', or NUL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,123 +44,68 @@ def token_limit(max_tokens: int | None, name: str, prompt_tokens: int, max_model
     return TokenLimit(min(max_tokens, room), asked=True)
 
 
-def check_sampling(body: dict[str, Any]) -> None:
-    """Raises a 400 for the first field of a body whose value is out of range."""
-    for name, value in body.items():
-        check = _CHECKS.get(name)
-        if check is not None and value is not None:
-            check(value)
-    if (body.get("n") or 1) > 1 and _is_greedy(body.get("temperature")):
-        raise bad_request(f"n must be 1 when using greedy sampling, got {body['n']}.")
-    if body.get("stream_options") and not body.get("stream"):
-        raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
-    if (body.get("prompt_logprobs") or 0) > 0 and body.get("stream"):
-        raise bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+def _plain(message: str, _name: str, _value: object) -> RequestRefused:
+    return bad_request(message)
+
+
+def _with_param(message: str, name: str, _value: object) -> RequestRefused:
+    return bad_request(message, name)
+
+
+def _without_value(message: str, name: str, _value: object) -> RequestRefused:
+    return bad_value(message, name)
 
 
 def _is_greedy(temperature: float | None) -> bool:
     return temperature is not None and temperature < _GREEDY_BELOW
 
 
-def _temperature(value: float) -> None:
-    if value < 0:
-        raise bad_value(f"temperature must be non-negative, got {value}.", "temperature", value)
-    if value > 2:
-        raise bad_value(f"temperature must be in [0, 2], got {value}.", "temperature", value)
+def _has_no_empty(stop: str | list[str]) -> bool:
+    return "" not in ([stop] if isinstance(stop, str) else stop)
 
 
-def _top_p(value: float) -> None:
-    if not 0 < value <= 1:
-        raise bad_value(f"top_p must be in (0, 1], got {value}.", "top_p", value)
+def _is_a_salt(value: str) -> bool:
+    return len(value) <= _MAX_SALT_CHARS and not any(char in value for char in "@/\\\0")
 
 
-def _top_k(value: int) -> None:
-    if value < -1:
-        raise bad_request(f"top_k must be 0 (disable), or at least 1, got {value}.")
+_RULES: tuple[tuple[str, Callable[[Any], bool], str, Callable[[str, str, Any], RequestRefused]], ...] = (
+    ("temperature", lambda value: value >= 0, "{name} must be non-negative, got {value}.", bad_value),
+    ("temperature", lambda value: value <= 2, "{name} must be in [0, 2], got {value}.", bad_value),
+    ("top_p", lambda value: 0 < value <= 1, "{name} must be in (0, 1], got {value}.", bad_value),
+    ("top_k", lambda value: value >= -1, "{name} must be 0 (disable), or at least 1, got {value}.", _plain),
+    ("min_p", lambda value: 0 <= value <= 1, "{name} must be in [0, 1], got {value}.", _plain),
+    ("presence_penalty", lambda value: -2 <= value <= 2, "{name} must be in [-2, 2], got {value}.", _plain),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "{name} must be in [-2, 2], got {value}.", _plain),
+    ("repetition_penalty", lambda value: value > 0, "{name} must be greater than zero, got {value}.", _plain),
+    ("n", lambda value: value >= 1, "{name} must be at least 1, got {value}.", _plain),
+    ("n", lambda value: value <= _MAX_SEQUENCES, _TOO_MANY, _plain),
+    ("min_tokens", lambda value: value >= 0, "{name} must be greater than or equal to 0, got {value}.", _plain),
+    ("stop", _has_no_empty, "{name} cannot contain an empty string.", _plain),
+    ("allowed_token_ids", bool, "{name} is not None and empty!", bad_value),
+    ("prompt_logprobs", lambda value: value >= -1, "`{name}` must be a positive value or -1.", bad_value),
+    ("prompt_logprobs", lambda value: 0 <= value <= MAX_LOGPROBS,
+     f"Requested prompt logprobs of {{value}}, which is greater than max allowed: {MAX_LOGPROBS}", bad_value),
+    ("suffix", lambda _: False, "{name} is only supported for models with FIM completion rendering", _with_param),
+    ("cache_salt", lambda value: value and isinstance(value, str),
+     "Parameter '{name}' must be a non-empty string if provided.", _without_value),
+    ("cache_salt", _is_a_salt, _BAD_SALT, _without_value),
+)  # fmt: skip
+"""A field, whether a value of it is allowed, vLLM's message if it is not, and the error with that message."""
 
 
-def _min_p(value: float) -> None:
-    if not 0 <= value <= 1:
-        raise bad_request(f"min_p must be in [0, 1], got {value}.")
-
-
-def _penalty(name: str) -> Callable[[float], None]:
-    def check(value: float) -> None:
-        if not -2 <= value <= 2:
-            raise bad_request(f"{name} must be in [-2, 2], got {value}.")
-
-    return check
-
-
-def _repetition_penalty(value: float) -> None:
-    if value <= 0:
-        raise bad_request(f"repetition_penalty must be greater than zero, got {value}.")
-
-
-def _n(value: int) -> None:
-    if value < 1:
-        raise bad_request(f"n must be at least 1, got {value}.")
-    if value > _MAX_SEQUENCES:
-        hint = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
-        raise bad_request(f"n must be at most {_MAX_SEQUENCES}, got {value}. {hint}")
-
-
-def _min_tokens(value: int) -> None:
-    if value < 0:
-        raise bad_request(f"min_tokens must be greater than or equal to 0, got {value}.")
-
-
-def _stop(value: str | list[str]) -> None:
-    if "" in ([value] if isinstance(value, str) else value):
-        raise bad_request("stop cannot contain an empty string.")
-
-
-def _logit_bias(value: dict[str, float]) -> None:
-    odd = [key for key in value if not key.lstrip("-").isdecimal()]
+def check_sampling(body: dict[str, Any]) -> None:
+    """Raises a 400 if a value of a body is out of range."""
+    for name, is_allowed, message, refusal in _RULES:
+        value = body.get(name)
+        if value is not None and not is_allowed(value):
+            raise refusal(message.format(name=name, value=value), name, value)
+    odd = [key for key in body.get("logit_bias") or () if not key.lstrip("-").isdecimal()]
     if odd:
         message = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {odd}"
         raise bad_value(message, "logit_bias", odd)
-
-
-def _allowed_token_ids(value: list[int]) -> None:
-    if not value:
-        raise bad_value("allowed_token_ids is not None and empty!", "allowed_token_ids", value)
-
-
-def _prompt_logprobs(value: int) -> None:
-    if value < -1:
-        raise bad_value("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", value)
-    if value > MAX_LOGPROBS or value == -1:
-        message = f"Requested prompt logprobs of {value}, which is greater than max allowed: {MAX_LOGPROBS}"
-        raise bad_value(message, "prompt_logprobs", value)
-
-
-def _suffix(_: str) -> None:
-    raise bad_request("suffix is only supported for models with FIM completion rendering", "suffix")
-
-
-def _cache_salt(value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise bad_value("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
-    if len(value) > _MAX_SALT_CHARS or any(char in value for char in "@/\\\0"):
-        rule = f"must be at most {_MAX_SALT_CHARS} characters and must not contain '@', '/', '\\\\', or NUL."
-        raise bad_value(f"Parameter 'cache_salt' {rule}", "cache_salt")
-
-
-_CHECKS: dict[str, Callable[[Any], None]] = {
-    "temperature": _temperature,
-    "top_p": _top_p,
-    "top_k": _top_k,
-    "min_p": _min_p,
-    "presence_penalty": _penalty("presence_penalty"),
-    "frequency_penalty": _penalty("frequency_penalty"),
-    "repetition_penalty": _repetition_penalty,
-    "n": _n,
-    "min_tokens": _min_tokens,
-    "stop": _stop,
-    "logit_bias": _logit_bias,
-    "allowed_token_ids": _allowed_token_ids,
-    "prompt_logprobs": _prompt_logprobs,
-    "suffix": _suffix,
-    "cache_salt": _cache_salt,
-}
+    if (body.get("n") or 1) > 1 and _is_greedy(body.get("temperature")):
+        raise bad_request(f"n must be 1 when using greedy sampling, got {body['n']}.")
+    if body.get("stream_options") and not body.get("stream"):
+        raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
+    if (body.get("prompt_logprobs") or 0) > 0 and body.get("stream"):
+        raise bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
