@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
-from gateway.simulator.faults import Fault, close_connection, crash, hang, reset_connection
+from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang, reset_connection
 from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.replica import RecentRequest, SimReplica
@@ -102,11 +102,9 @@ class Call:
             generation.start()
             while not generation.finished:
                 await generation.progress()
-                for choice, at in generation.new_tokens():
-                    if sent == strike_at:
-                        break
-                    out.append(dialect.piece(choice, at))
-                    sent += 1
+                new = list(generation.new_tokens())[: None if strike_at is None else strike_at - sent]
+                out += [dialect.piece(choice, at) for choice, at in new]
+                sent += len(new)
                 if sent == strike_at:
                     return await self._strike(response, b"".join(out))
                 if self.replica.faults.is_blocking:
@@ -173,7 +171,7 @@ def inference(
     async def handle(request: web.Request) -> web.StreamResponse:
         await replica.faults.until_free()
         replica.num_requests += 1
-        fault = replica.faults.take()
+        fault = replica.faults.take(*OF_REQUESTS)
         try:
             if fault is not None and fault.strikes_first:
                 await _strike_first(request, fault)

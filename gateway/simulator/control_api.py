@@ -26,7 +26,7 @@ async def models(replica: SimReplica, _: web.Request) -> web.StreamResponse:
 
 
 async def health(replica: SimReplica, _: web.Request) -> web.StreamResponse:
-    return web.Response(status=503 if replica.faults.take_unhealthy() else 200)
+    return web.Response(status=503 if replica.faults.take("unhealthy") else 200)
 
 
 async def ping(replica: SimReplica, request: web.Request) -> web.StreamResponse:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from gateway.simulator.cache import Block, BlockCache
@@ -38,7 +38,7 @@ class PauseState(Enum):
 
 class SimEngine:
     """Calls `on_first_token` and `on_finish` with the seconds since the request arrived, and `publish` with the KV
-    events of each step that has any. While `takes_no_hits` is true, a prompt finds nothing in the cache. No step begins
+    events of each step that has any. While `takes_no_hits` says so, a prompt finds nothing in the cache. No step begins
     while `goes_on` is not set."""
 
     def __init__(
@@ -48,7 +48,7 @@ class SimEngine:
         on_finish: Callable[[float], None],
         publish: Callable[[list[Event]], None] | None = None,
         lmcache: SimLmcache | None = None,
-        takes_no_hits: Callable[[], bool] = lambda: False,
+        takes_no_hits: Callable[[], object] = lambda: None,
     ) -> None:
         self.block_size = settings.block_size
         self.cache = BlockCache(settings.num_gpu_blocks)
@@ -128,13 +128,9 @@ class SimEngine:
         self.clear_cache()
         self.cpu_tier.clear()
 
-    def foresee(self, hashes: Sequence[int], on_their_way: Iterable[int] = ()) -> int:
-        """How many leading blocks of a prompt that arrives now will be cached when it is scheduled, without evictions.
-
-        `on_their_way` are the blocks of prompts that will arrive before it.
-        """
-        coming = {each for sequence in self.waiting for each in sequence.hashes}
-        return self._foreseen(hashes, coming.union(on_their_way))
+    def foresee(self, hashes: Sequence[int]) -> int:
+        """How many leading blocks of a prompt that arrives now are cached when it is scheduled, if none is evicted."""
+        return self._foreseen(hashes, {each for sequence in self.waiting for each in sequence.hashes})
 
     def backlog_tokens(self) -> int:
         """The tokens to compute before a prompt that arrives now."""

@@ -33,31 +33,31 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 from aiohttp import web
+from pydantic import Field, TypeAdapter
 
-from gateway.simulator import fields
-from gateway.simulator.errors import RequestRefused, bad_request
+from gateway.simulator.errors import RequestRefused
+from gateway.simulator.validation import checked
 
-EVENT_MODES = ("drop_events", "lose_events", "duplicate_events", "delay_events")
-_NOT_OF_REQUESTS = ("unhealthy", "stall", "block", "no_hits", *EVENT_MODES)
-_OF_REQUESTS = ("error", "reset", "cut", "truncate", "hang", "slow", "crash", "amnesia")
-MODES = (*_OF_REQUESTS, *_NOT_OF_REQUESTS)
+_OfRequests = Literal["error", "reset", "cut", "truncate", "hang", "slow", "crash"]
+_OfEvents = Literal["drop_events", "lose_events", "duplicate_events", "delay_events"]
+_Mode = _OfRequests | _OfEvents | Literal["unhealthy", "stall", "block", "no_hits", "amnesia", "none"]
+OF_REQUESTS, OF_EVENTS = get_args(_OfRequests), get_args(_OfEvents)
 _CRASH_STATUS = 3
-_HIGHEST_STATUS = 599
 _UNTIL_CLEARED = -1
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 @dataclass(slots=True)
 class Fault:
-    mode: str
-    remaining: int = 1
-    status: int = 500
-    after_tokens: int | None = None
+    mode: _Mode
+    count: Annotated[int, Field(ge=_UNTIL_CLEARED)] = 1
+    status: Annotated[int, Field(ge=400, le=599)] = 500
+    after_tokens: Annotated[int, Field(ge=0)] | None = None
     seconds: float = 1.0
-    over_bytes: int = 0
+    over_bytes: Annotated[int, Field(ge=0)] = 0
 
     @property
     def strikes_first(self) -> bool:
@@ -75,6 +75,9 @@ class Fault:
         return RequestRefused(self.status, f"Simulated failure with status {self.status}")
 
 
+_BODY = TypeAdapter(Fault)
+
+
 class Faults:
     """The faults to come. `forget_idle` carries out amnesia; `stall` is called when a stall begins and ends."""
 
@@ -89,42 +92,30 @@ class Faults:
 
     def set(self, body: dict[str, Any]) -> None:
         """Apply the body of POST /sim/fail. `amnesia`, and a `crash` without after_tokens, happen at once."""
-        mode = fields.required_text(body, "mode")
-        if mode == "none":
-            self._by_mode.clear()
-            self._stall(False)
-            self._is_free.set()
-            return
-        if mode not in MODES:
-            raise bad_request(f"mode: one of none, {', '.join(MODES)}", "mode")
-        count = fields.integer(body, "count", minimum=_UNTIL_CLEARED)
-        status = fields.integer(body, "status", minimum=400) or 500
-        if status > _HIGHEST_STATUS:
-            raise bad_request(f"status must be at most {_HIGHEST_STATUS}, got {status}.", "status")
-        fault = Fault(
-            mode,
-            1 if count is None else count,
-            status,
-            fields.integer(body, "after_tokens", minimum=0),
-            fields.number(body, "seconds", default=1.0),
-            fields.integer(body, "over_bytes", minimum=0) or 0,
-        )
-        if mode == "amnesia":
-            self._forget_idle()
-            return
-        if mode == "crash" and fault.after_tokens is None:
-            crash()
-        if mode == "stall":
-            self._stall(True)
-        self._by_mode[mode] = fault
+        fault = checked(_BODY, body)
+        match fault.mode:
+            case "none":
+                self._by_mode.clear()
+                self._stall(False)
+                self._is_free.set()
+                return
+            case "amnesia":
+                self._forget_idle()
+                return
+            case "crash" if fault.after_tokens is None:
+                crash()
+            case "stall":
+                self._stall(True)
+        self._by_mode[fault.mode] = fault
 
-    def take(self) -> Fault | None:
-        """The fault of the current inference request, if any. Counts it."""
-        for mode, fault in self._by_mode.items():
-            if mode not in _NOT_OF_REQUESTS:
-                self._count(fault)
-                return fault
-        return None
+    def take(self, *modes: str) -> Fault | None:
+        """The fault that strikes now, if one of these modes is set. Counts it."""
+        fault = next((each for mode, each in self._by_mode.items() if mode in modes), None)
+        if fault is not None and fault.count != _UNTIL_CLEARED:
+            fault.count -= 1
+            if fault.count <= 0:
+                del self._by_mode[fault.mode]
+        return fault
 
     @property
     def is_blocking(self) -> bool:
@@ -137,43 +128,15 @@ class Faults:
 
     def block_if_long(self, body_bytes: int) -> None:
         """A prompt begins to keep the server from answering. It goes on with that if its client goes away."""
-        fault = self._by_mode.get("block")
-        if fault is not None and body_bytes >= fault.over_bytes:
-            self._count(fault)
+        blocking = self._by_mode.get("block")
+        if blocking is not None and body_bytes >= blocking.over_bytes:
+            self.take("block")
             self.blocked += 1
             self._is_free.clear()
-            asyncio.get_running_loop().call_later(fault.seconds, self._is_free.set)
-
-    def take_unhealthy(self) -> bool:
-        fault = self._by_mode.get("unhealthy")
-        if fault is not None:
-            self._count(fault)
-        return fault is not None
-
-    def take_no_hits(self) -> bool:
-        """Whether the prompt that is scheduled now finds nothing. Counts it."""
-        fault = self._by_mode.get("no_hits")
-        if fault is not None:
-            self._count(fault)
-        return fault is not None
-
-    def take_event_fault(self) -> str | None:
-        """The fault of the current batch of KV events, if any. Counts it."""
-        for mode, fault in self._by_mode.items():
-            if mode in EVENT_MODES:
-                self._count(fault)
-                return mode
-        return None
+            asyncio.get_running_loop().call_later(blocking.seconds, self._is_free.set)
 
     def active(self) -> list[str]:
         return list(self._by_mode)
-
-    def _count(self, fault: Fault) -> None:
-        if fault.remaining == _UNTIL_CLEARED:
-            return
-        fault.remaining -= 1
-        if fault.remaining <= 0:
-            del self._by_mode[fault.mode]
 
 
 def crash() -> NoReturn:

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.simulator.events import Event, payload
-from gateway.simulator.faults import Faults
+from gateway.simulator.faults import OF_EVENTS, Faults
 from gateway.simulator.settings import SimSettings
 
 TOPIC = b"kv"
@@ -92,14 +92,15 @@ class EventPublisher:
         frames = (TOPIC, _number(seq), payload(events, self._rank))
         delayed, self._delayed = self._delayed, None
         # No fault applies to the successor of a delayed batch, so that the two do change places.
-        fault = self._faults.take_event_fault() if delayed is None else None
-        if fault != "lose_events":
+        fault = self._faults.take(*OF_EVENTS) if delayed is None else None
+        mode = None if fault is None else fault.mode
+        if mode != "lose_events":
             self._remember(seq, frames[-1])
-        if fault == "delay_events":
+        if mode == "delay_events":
             self._delayed = frames
-        elif fault not in ("drop_events", "lose_events"):
+        elif mode not in ("drop_events", "lose_events"):
             self._send(frames)
-        if fault == "duplicate_events":
+        if mode == "duplicate_events":
             self._send(frames)
         if delayed is not None:
             self._send(delayed)

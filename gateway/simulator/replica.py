@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gateway.simulator.answers import GeneratedAnswer
@@ -79,7 +80,7 @@ class SimReplica:
                 *self.metrics.observers(rank),
                 publish=self.publishers[place].publish if settings.events else None,
                 lmcache=self.lmcache,
-                takes_no_hits=self.faults.take_no_hits,
+                takes_no_hits=partial(self.faults.take, "no_hits"),
             )
             for place, rank in enumerate(settings.ranks)
         ]

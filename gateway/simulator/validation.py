@@ -4,7 +4,7 @@ is true), and errors have the text of vLLM's handler of pydantic's errors."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,20 +16,22 @@ _MAX_INPUT_CHARS = 200
 _BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none"})
 """pydantic's names of the branches of a union in an error's path. vLLM leaves them out."""
 
+_Checked = TypeVar("_Checked")
 Parse = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def parser(request_type: Any) -> Parse:
     """Checks a body against a type. Returns it with converted fields, or raises a 400."""
     adapter = TypeAdapter(request_type)
+    return lambda body: {**body, **checked(adapter, body)}  # in the order of the body
 
-    def parse(body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return {**body, **adapter.validate_python(body)}  # in the order of the body
-        except ValidationError as error:
-            raise _refusal(error.errors(include_url=False)) from error
 
-    return parse
+def checked(adapter: TypeAdapter[_Checked], body: object) -> _Checked:
+    """The body in the adapter's type. Raises a 400."""
+    try:
+        return adapter.validate_python(body)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)) from error
 
 
 def unread(body: dict[str, Any]) -> dict[str, Any]:
