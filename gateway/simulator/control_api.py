@@ -9,40 +9,39 @@ from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.call import read_json
-from gateway.simulator.errors import RequestRefused, bad_request
+from gateway.simulator.errors import bad_request, not_found
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.prompt import BlockHasher, token_text
 from gateway.simulator.replica import SimReplica
-from gateway.simulator.sleep import level_of, mode_of
 
 _EVENT_SOURCES_SINCE = (0, 32)
 
 
-async def models(replica: SimReplica, _: web.Request) -> web.StreamResponse:
+def models(replica: SimReplica) -> dict[str, Any]:
     settings = replica.settings
     cards = [_card(replica, name, settings.model_root, None) for name in settings.served_names]
     cards += [_card(replica, name, name, settings.served_names[0]) for name in replica.adapters]
-    return web.json_response({"object": "list", "data": cards})
+    return {"object": "list", "data": cards}
+
+
+def kv_event_sources(replica: SimReplica) -> dict[int, Any]:
+    """Each rank's publisher; empty if KV events are off."""
+    if replica.settings.version < _EVENT_SOURCES_SINCE:
+        raise not_found()
+    ranks = zip(replica.settings.ranks, replica.publishers, strict=False)  # there may be no publishers
+    return {rank: publisher.config() for rank, publisher in ranks}
+
+
+def load(replica: SimReplica) -> dict[str, int]:
+    """The queues only, for a fraction of the cost of /sim/state."""
+    return {
+        "running": sum(len(engine.running) for engine in replica.engines),
+        "waiting": sum(len(engine.waiting) for engine in replica.engines),
+    }
 
 
 async def health(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.Response(status=503 if replica.faults.take("unhealthy") else 200)
-
-
-async def ping(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    return await health(replica, request)
-
-
-async def version(replica: SimReplica, _: web.Request) -> web.StreamResponse:
-    return web.json_response({"version": replica.settings.vllm_version})
-
-
-async def kv_event_sources(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    """Each rank's publisher; empty if KV events are off."""
-    if replica.settings.version < _EVENT_SOURCES_SINCE:
-        return await not_found(replica, request)
-    ranks = zip(replica.settings.ranks, replica.publishers, strict=False)  # there may be no publishers
-    return web.json_response({rank: publisher.config() for rank, publisher in ranks})
 
 
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
@@ -81,8 +80,8 @@ async def reset_prefix_cache(replica: SimReplica, request: web.Request) -> web.S
 
 
 async def sleep(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    level = level_of(request)
-    await replica.sleep.sleep(level, mode_of(request))
+    level = int(_one_of(request, "level", "1", "0", "2"))
+    await replica.sleep.sleep(level, _mode_of(request))
     return web.json_response({"status": "sleeping", "level": level})
 
 
@@ -93,7 +92,7 @@ async def wake_up(replica: SimReplica, request: web.Request) -> web.StreamRespon
 
 
 async def pause(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    await replica.sleep.pause(mode_of(request), request.query.get("clear_cache", "true") == "true")
+    await replica.sleep.pause(_mode_of(request), request.query.get("clear_cache", "true") == "true")
     return web.json_response({"status": "paused"})
 
 
@@ -117,22 +116,9 @@ async def is_sleeping(replica: SimReplica, _: web.Request) -> web.StreamResponse
     return web.json_response({"is_sleeping": replica.sleep.is_sleeping})
 
 
-async def is_paused(replica: SimReplica, _: web.Request) -> web.StreamResponse:
-    return web.json_response({"is_paused": replica.sleep.is_paused})
-
-
 async def fail(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     replica.faults.set(await read_json(request))
     return web.json_response({"failing": replica.faults.active()})
-
-
-async def state(replica: SimReplica, _: web.Request) -> web.StreamResponse:
-    return web.json_response(replica.state())
-
-
-async def load(replica: SimReplica, _: web.Request) -> web.StreamResponse:
-    """The queues only, for a fraction of the cost of /sim/state."""
-    return web.json_response(_load(replica))
 
 
 async def outlook(replica: SimReplica, request: web.Request) -> web.StreamResponse:
@@ -143,26 +129,25 @@ async def outlook(replica: SimReplica, request: web.Request) -> web.StreamRespon
     engine = replica.engines[0]
     hasher = BlockHasher(prompt, engine.block_size)
     hasher.extend(prompt.tokens)
-    return web.json_response(
-        _load(replica)
-        | {
-            "prompt_tokens": prompt.num_tokens,
-            "cached_tokens": engine.foresee(hasher.hashes) * engine.block_size,
-            "backlog_tokens": engine.backlog_tokens(),
-            "requests": replica.num_requests,
-        }
-    )
-
-
-def _load(replica: SimReplica) -> dict[str, int]:
-    return {
-        "running": sum(len(engine.running) for engine in replica.engines),
-        "waiting": sum(len(engine.waiting) for engine in replica.engines),
+    told = {
+        "prompt_tokens": prompt.num_tokens,
+        "cached_tokens": engine.foresee(hasher.hashes) * engine.block_size,
+        "backlog_tokens": engine.backlog_tokens(),
+        "requests": replica.num_requests,
     }
+    return web.json_response(load(replica) | told)
 
 
-async def not_found(_: SimReplica, __: web.Request) -> web.StreamResponse:
-    raise RequestRefused(404, "Not Found", None, "Not Found")
+def _mode_of(request: web.Request) -> str:
+    return _one_of(request, "mode", "abort", "wait", "keep")
+
+
+def _one_of(request: web.Request, name: str, default: str, *others: str) -> str:
+    """A query's parameter. Raises a 400."""
+    value = request.query.get(name, default)
+    if value not in (default, *others):
+        raise bad_request(f"{name}: one of {', '.join((default, *others))}", name)
+    return value
 
 
 def _card(replica: SimReplica, name: str, root: str, parent: str | None) -> dict[str, Any]:

@@ -56,3 +56,8 @@ def bad_value(message: str, param: str, value: object = None) -> RequestRefused:
     """A 400 for a parameter. vLLM's message ends with its name."""
     told = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
     return RequestRefused(400, f"{message} ({told})", param)
+
+
+def not_found() -> RequestRefused:
+    """The answer to an unknown path."""
+    return RequestRefused(404, "Not Found", None, "Not Found")

@@ -9,51 +9,33 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
-from gateway.simulator.control_api import not_found
+from gateway.simulator.errors import not_found
 from gateway.simulator.replica import SimReplica
-from gateway.simulator.settings import SimLmcacheSettings, SimSettings
+from gateway.simulator.settings import SimLmcacheSettings
 
 _REDIS_PORT = 6379
 
 
-async def status(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    settings = replica.settings
-    if settings.lmcache is None:
-        return await not_found(replica, request)
-    return web.json_response(_status(settings, settings.lmcache))
-
-
-async def config(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    told = replica.settings.lmcache
-    if told is None:
-        return await not_found(replica, request)
-    adapters = [_adapter_config(told, told.redis_url)] if told.redis_url else []
-    return web.json_response({"storage_manager": {"l2_adapter_config": {"adapters": adapters}}})
-
-
-async def metrics(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    if replica.lmcache is None:
-        return await not_found(replica, request)
-    registry = CollectorRegistry()
-    for each in replica.lmcache.throughputs:
-        registry.register(each)
-    return web.Response(body=generate_latest(registry), content_type="text/plain", charset="utf-8")
-
-
-def _status(settings: SimSettings, told: SimLmcacheSettings) -> dict[str, Any]:
+def status(replica: SimReplica) -> dict[str, Any]:
     """Lists one registered engine for each rank, as if they used GPUs."""
-    adapters = [_adapter_status(told, told.redis_url)] if told.redis_url else []
+    settings, told = replica.settings, _settings(replica)
+    adapters = []
+    if told.redis_url:
+        host, port, _ = _address(told.redis_url)
+        adapters.append(
+            {
+                "is_healthy": True,  # also if Redis does not answer
+                "type": "valkey",
+                "cluster_mode": False,
+                "startup_nodes": [{"host": host, "port": port}],
+                "key_prefix": told.key_prefix,
+            }
+        )
     ranks = range(settings.data_parallel)
-    context = {
-        "model_name": settings.model_root,
-        "world_size": 1,
-        "kv_cache_layout": {
-            "num_blocks": settings.num_gpu_blocks,
-            "cache_size_per_token": told.kv_bytes_per_token,
-        },
-    }
+    layout = {"num_blocks": settings.num_gpu_blocks, "cache_size_per_token": told.kv_bytes_per_token}
+    context = {"model_name": settings.model_root, "world_size": 1, "kv_cache_layout": layout}
     return {
         "is_healthy": True,
         "engine_type": "MPCacheServer",
@@ -67,26 +49,33 @@ def _status(settings: SimSettings, told: SimLmcacheSettings) -> dict[str, Any]:
     }
 
 
-def _adapter_status(told: SimLmcacheSettings, redis_url: str) -> dict[str, Any]:
-    host, port, _ = _address(redis_url)
-    return {
-        "is_healthy": True,  # also if Redis does not answer
-        "type": "valkey",
-        "cluster_mode": False,
-        "startup_nodes": [{"host": host, "port": port}],
-        "key_prefix": told.key_prefix,
-    }
+def config(replica: SimReplica) -> dict[str, Any]:
+    told = _settings(replica)
+    adapters = []
+    if told.redis_url:
+        host, port, database = _address(told.redis_url)
+        adapters.append(
+            {
+                "startup_nodes": [[host, port]],
+                "cluster_mode": False,
+                "key_prefix": told.key_prefix,
+                "database_id": database,
+                "ttl_seconds": told.ttl_s,
+            }
+        )
+    return {"storage_manager": {"l2_adapter_config": {"adapters": adapters}}}
 
 
-def _adapter_config(told: SimLmcacheSettings, redis_url: str) -> dict[str, Any]:
-    host, port, database = _address(redis_url)
-    return {
-        "startup_nodes": [[host, port]],
-        "cluster_mode": False,
-        "key_prefix": told.key_prefix,
-        "database_id": database,
-        "ttl_seconds": told.ttl_s,
-    }
+async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
+    if replica.lmcache is None:
+        raise not_found()
+    return web.Response(body=generate_latest(replica.lmcache.metrics), content_type="text/plain", charset="utf-8")
+
+
+def _settings(replica: SimReplica) -> SimLmcacheSettings:
+    if replica.settings.lmcache is None:
+        raise not_found()
+    return replica.settings.lmcache
 
 
 def _address(redis_url: str) -> tuple[str, int, int]:

@@ -6,13 +6,14 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import uvloop
 from aiohttp import web
 
 from gateway.simulator import control_api, lmcache_api, messages_api, openai_api, pooling_api, protocol, responses_api
 from gateway.simulator.call import control, inference
-from gateway.simulator.errors import RequestRefused
+from gateway.simulator.errors import RequestRefused, not_found
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.validation import parser, unread
@@ -36,18 +37,23 @@ _INFERENCE_ANTHROPIC = {
     "/v1/messages": (messages_api.messages, parser(protocol.MessagesRequest)),
     "/v1/messages/count_tokens": (messages_api.count_tokens, parser(protocol.CountTokensRequest)),
 }
+_TOLD: dict[str, Callable[[SimReplica], object]] = {
+    "/v1/models": control_api.models,
+    "/version": lambda replica: {"version": replica.settings.vllm_version},
+    "/kv_event_sources": control_api.kv_event_sources,
+    "/is_paused": lambda replica: {"is_paused": replica.sleep.is_paused},
+    "/lmcache/status": lmcache_api.status,
+    "/lmcache/config": lmcache_api.config,
+    "/sim/state": lambda replica: replica.state(),
+    "/sim/load": control_api.load,
+}
+"""What is told to a GET as JSON."""
 _CONTROL = (
     ("GET", "/v1/responses/{response_id}", responses_api.get_response),
     ("POST", "/v1/responses/{response_id}/cancel", responses_api.cancel_response),
-    ("GET", "/v1/models", control_api.models),
     ("GET", "/health", control_api.health),
-    ("GET", "/ping", control_api.ping),
-    ("POST", "/ping", control_api.ping),
-    ("GET", "/version", control_api.version),
-    ("GET", "/kv_event_sources", control_api.kv_event_sources),
+    ("*", "/ping", control_api.health),
     ("GET", "/metrics", control_api.metrics),
-    ("GET", "/lmcache/status", lmcache_api.status),
-    ("GET", "/lmcache/config", lmcache_api.config),
     ("GET", "/lmcache/metrics", lmcache_api.metrics),
     ("POST", "/v1/load_lora_adapter", control_api.load_lora_adapter),
     ("POST", "/v1/unload_lora_adapter", control_api.unload_lora_adapter),
@@ -58,14 +64,10 @@ _CONTROL = (
     ("GET", "/is_sleeping", control_api.is_sleeping),
     ("POST", "/pause", control_api.pause),
     ("POST", "/resume", control_api.resume),
-    ("GET", "/is_paused", control_api.is_paused),
     ("POST", "/abort_requests", control_api.abort_requests),
     ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/fail", control_api.fail),
-    ("GET", "/sim/state", control_api.state),
-    ("GET", "/sim/load", control_api.load),
     ("POST", "/sim/outlook", control_api.outlook),
-    ("*", "/{path:.*}", control_api.not_found),
 )
 
 
@@ -79,8 +81,11 @@ def build_app(settings: SimSettings) -> web.Application:
         app.router.add_post(path, inference(replica, handler, parse))
     for path, (handler, parse) in _INFERENCE_ANTHROPIC.items():
         app.router.add_post(path, inference(replica, handler, parse, RequestRefused.anthropic_body))
+    for path, told in _TOLD.items():
+        app.router.add_get(path, control(replica, partial(_as_json, told)))
     for method, path, control_handler in _CONTROL:
         app.router.add_route(method, path, control(replica, control_handler))
+    app.router.add_route("*", "/{path:.*}", control(replica, _not_found))
     app.cleanup_ctx.append(_engines)
     return app
 
@@ -117,6 +122,14 @@ async def _serve_until_told(settings: SimSettings, ready: Callable[[int], None] 
         if ready is not None:
             ready(port)
         await told.wait()
+
+
+async def _as_json(told: Callable[[SimReplica], object], replica: SimReplica, _: web.Request) -> web.StreamResponse:
+    return web.json_response(told(replica))
+
+
+async def _not_found(_: SimReplica, __: web.Request) -> web.StreamResponse:
+    raise not_found()
 
 
 async def _engines(app: web.Application) -> AsyncIterator[None]:

@@ -18,15 +18,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, Histogram
+
 from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.sequence import ChunkLookup, TokenSequence
 from gateway.simulator.settings import SimLmcacheSettings
-from gateway.simulator.throughput import Throughput
 from gateway.tasks import Tasks
 
 if TYPE_CHECKING:
     from gateway.simulator.chunk_redis import ChunkRedis
+
+_BOUNDS_GB_PER_S = (0.0, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 750.0, 1e3, 2.5e3, 5e3, 7.5e3, 1e4)
 
 
 @dataclass(slots=True)
@@ -54,8 +57,10 @@ class SimLmcache:
         self._cpu: OrderedDict[str, None] = OrderedDict()
         """Names, least recently used first."""
         self._cpu_chunks = int(settings.cpu_gb * 1e9 // settings.chunk_kv_bytes)
-        self._redis = _redis(settings, speed) if settings.redis_url else None
-        self._loads = Throughput("l0_l1_load", {"device": "cuda:0", "engine_id": "0", "model_name": model})
+        self.metrics = CollectorRegistry()
+        self._loaded = _speeds(self.metrics, "l0_l1_load", device="cuda:0", engine_id="0", model_name=model)
+        from_redis = _speeds(self.metrics, "l2_load", l2_name="valkey")
+        self._redis = _redis(settings, speed, from_redis) if settings.redis_url else None
         self._speed = speed
         self._tasks = Tasks()
         self.load_s_per_token = settings.kv_bytes_per_token / settings.load_bytes_per_s
@@ -67,11 +72,6 @@ class SimLmcache:
         await self._tasks.close()
         if self._redis is not None:
             await self._redis.close()
-
-    @property
-    def throughputs(self) -> list[Throughput]:
-        """The measured loads from CPU memory and from Redis."""
-        return [self._loads] if self._redis is None else [self._loads, self._redis.loads]
 
     def loadable_tokens(self, sequence: TokenSequence, wake: Callable[[], None]) -> int | None:
         """How many leading tokens of its prompt can be loaded. None if that is not known yet; `wake` is called when it
@@ -89,7 +89,7 @@ class SimLmcache:
     def load(self, tokens: int) -> None:
         """The engine's next step copies `tokens` to the GPU."""
         if self._speed > 0:
-            self._loads.record(tokens * self._settings.kv_bytes_per_token, tokens * self.load_s_per_token / self._speed)
+            self._loaded(tokens * self._settings.kv_bytes_per_token, tokens * self.load_s_per_token / self._speed)
 
     def store(self, sequence: TokenSequence, computed_tokens: int) -> float:
         """Store the prompt's chunks that are full after `computed_tokens`. Returns the seconds that the engine needs to
@@ -149,8 +149,22 @@ class SimLmcache:
         return [name for each in hashes for name in self._names.keys(each, prompt.cache_salt or "")]
 
 
-def _redis(settings: SimLmcacheSettings, speed: float) -> ChunkRedis:
+def _speeds(registry: CollectorRegistry, name: str, **labels: str) -> Callable[[int, float], None]:
+    """Takes the bytes and seconds of transfers. Their speeds are a metric in the form that LMCache's OpenTelemetry
+    exports. It has no value before the first transfer."""
+    labels |= {"otel_scope_name": "lmcache_mp.perf", "otel_scope_schema_url": "", "otel_scope_version": ""}
+    full_name = f"lmcache_mp_{name}_throughput_GB_per_second"
+    speeds = Histogram(full_name, "Throughput in GB/s.", list(labels), registry=registry, buckets=_BOUNDS_GB_PER_S)
+
+    def record(num_bytes: int, seconds: float) -> None:
+        if num_bytes > 0 and seconds > 0:
+            speeds.labels(**labels).observe(num_bytes / seconds / 1e9)
+
+    return record
+
+
+def _redis(settings: SimLmcacheSettings, speed: float, loaded: Callable[[int, float], None]) -> ChunkRedis:
     """Imported here because most replicas have no chunk Redis, and redis-py takes 50 ms to import."""
     from gateway.simulator.chunk_redis import ChunkRedis
 
-    return ChunkRedis(settings, speed)
+    return ChunkRedis(settings, speed, loaded)

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiohttp import web
-
 from gateway.simulator.engine import PauseState, SimEngine
-from gateway.simulator.errors import RequestRefused, bad_request
+from gateway.simulator.errors import RequestRefused
 
-_MODES = ("abort", "wait", "keep")
 _TAGS = frozenset({"weights", "kv_cache"})
 
 
@@ -76,19 +73,3 @@ class Sleep:
                 await engine.idle()
             if clear_cache:
                 engine.reset_caches()
-
-
-def mode_of(request: web.Request) -> str:
-    """Raises a 400."""
-    mode = request.query.get("mode", "abort")
-    if mode not in _MODES:
-        raise bad_request(f"mode: one of {', '.join(_MODES)}", "mode")
-    return mode
-
-
-def level_of(request: web.Request) -> int:
-    """Raises a 400."""
-    level = request.query.get("level", "1")
-    if level not in ("0", "1", "2"):
-        raise bad_request("level: 0, 1 or 2", "level")
-    return int(level)
