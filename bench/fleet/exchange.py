@@ -1,8 +1,8 @@
 """One connection to a light replica: reads its requests with httptools, and answers them as the simulated replica does.
 
-The fields of answers are those of gateway/simulator/openai_api.py and openai_stream.py. Not done here: more than one
-choice or prompt, log probabilities, token ids in answers, the other APIs, faults on demand, LoRA adapters, priorities.
-A body is checked less than there. Answers have no Date. `kvgate doctor` finds only that a replica lists no ZeroMQ
+The fields of answers are those of gateway/simulator/openai_api.py. Not done here: more than one choice or prompt, log
+probabilities, token ids in answers, the other APIs, faults on demand, LoRA adapters, priorities. A body is checked less
+than there. Answers have no Date. `kvgate doctor` finds only that a replica lists no ZeroMQ
 publisher, because its agent is in the same process. The header x-light-replica has the replica's id, for routers that
 do not tell it.
 """

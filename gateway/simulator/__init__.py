@@ -8,10 +8,9 @@ is refused with vLLM's message. Where to look:
 
     server         `build_app` and `run`
     call           one HTTP request                  replica          everything that one server owns
-    *_api          the endpoints, one module each    openai_stream    the streams of two of them
-    protocol       the fields of requests            response_events  the stream of /v1/responses
+    *_api          the endpoints, one module each    errors           vLLM's error answers
+    protocol       the fields of requests            sampling         the ranges of parameters
     validation     checks bodies against them        fields           reads fields of unchecked JSON
-    sampling       the ranges of parameters          errors           vLLM's error answers
     settings       one replica: its models, cache and speed (rough figures, explained there)
 
     planning       from a request to its answers     answers          the words and tool calls

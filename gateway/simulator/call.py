@@ -27,7 +27,10 @@ _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Dialect(Protocol):
-    """The format of one API's stream. Each method returns complete SSE bytes."""
+    """The format of one API's answer: a document, or a stream, of which each method returns complete SSE bytes."""
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """The finished answer as one document."""
 
     def head(self) -> bytes:
         """Sent at once, before anything is computed; may be empty."""
@@ -49,14 +52,12 @@ class Call:
     request_id: str
     fault: Fault | None = None
 
-    def generate(
-        self, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer], stream: bool = False
-    ) -> Generation:
+    def generate(self, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer]) -> Generation:
         """The generation of this call, remembered in /sim/state but not started."""
         headers = self.request.headers
         xargs = fields.mapping(self.body, "vllm_xargs")
         tag = EventTag(self._session_id(), xargs.get("kv_cache_report_mode") == "full")
-        generation = self.replica.generation(prompts, answers, headers, stream, tag)
+        generation = self.replica.generation(prompts, answers, headers, bool(self.body.get("stream")), tag)
         self.replica.recent.append(
             RecentRequest(
                 self.request_id,
@@ -69,6 +70,13 @@ class Call:
             )
         )
         return generation
+
+    async def answer(self, generation: Generation, dialect: Dialect) -> web.StreamResponse:
+        """Run a generation and answer with it, whole or streamed as the request wishes."""
+        if self.body.get("stream"):
+            return await self.stream(generation, dialect)
+        await self.complete(generation)
+        return await self.respond(dialect.whole(generation))
 
     async def respond(self, payload: dict[str, Any]) -> web.StreamResponse:
         """Answer with JSON, or with half of it if a fault cuts the connection."""
@@ -157,6 +165,11 @@ class Call:
             or self.request.headers.get("X-Session-ID")
             or fields.text(xargs, "session_id")
         )
+
+
+def event(kind: str, data: dict[str, Any]) -> bytes:
+    """A server-sent event that names its kind."""
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
 
 
 def inference(

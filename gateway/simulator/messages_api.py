@@ -10,34 +10,16 @@ from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
-from gateway.simulator.call import Call
+from gateway.simulator.call import Call, event
 from gateway.simulator.generation import Generation
-from gateway.simulator.openai_api import chat_prompt
-from gateway.simulator.planning import check_tools, plan
-from gateway.simulator.sampling import check_sampling
+from gateway.simulator.openai_api import PlannedChat, chat_prompt, planned_chat
 
-_SAMPLING = ("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
+_AS_IN_CHAT = ("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
 
 
 async def messages(call: Call) -> web.StreamResponse:
-    model, lora = call.replica.resolve_model(call.body["model"])
-    chat = _chat_body(call.body)
-    check_sampling(chat)
-    check_tools(chat)
-    prompt = chat_prompt(call.replica, chat, lora)
-    limit = call.replica.token_limit(prompt, call.body["max_tokens"], "max_completion_tokens")
-    answers = plan(chat, [prompt], [limit])
-    stream = fields.flag(call.body, "stream")
-    generation = call.generate([prompt], answers, stream)
-    message = _message_object(call, model)
-    if stream:
-        return await call.stream(generation, _MessageEvents(message, answers, prompt.num_tokens))
-    await call.complete(generation)
-    (answer,) = answers
-    message["content"] = [_content_block(answer)]
-    message |= _stop(answer)
-    message["usage"] = _usage(generation)
-    return await call.respond(message)
+    chat = planned_chat(call, _chat_body(call.body), "max_completion_tokens", call.body["max_tokens"])
+    return await call.answer(call.generate([chat.prompt], chat.answers), _Message(call, chat))
 
 
 async def count_tokens(call: Call) -> web.StreamResponse:
@@ -48,7 +30,7 @@ async def count_tokens(call: Call) -> web.StreamResponse:
 
 def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
     """Translates a Messages request to a chat request, as vLLM does."""
-    chat: dict[str, Any] = {name: body[name] for name in _SAMPLING if name in body}
+    chat: dict[str, Any] = {name: body[name] for name in _AS_IN_CHAT if name in body}
     chat["messages"] = []
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
@@ -56,14 +38,14 @@ def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     system = body.get("system")
     if isinstance(system, list):
-        system = "".join(fields.required_text(fields.as_mapping(block, "system"), "text") for block in system)
+        system = "".join(fields.required_text(block, "text") for block in system)
     if system:
         chat["messages"].append({"role": "system", "content": system})
-    for at, message in enumerate(fields.sequence(body, "messages")):
-        chat["messages"] += _chat_messages(fields.as_mapping(message, f"messages.{at}"))
-    if tools := fields.sequence(body, "tools"):
-        chat["tools"] = [_chat_tool(tool) for tool in tools]
-        chat["tool_choice"] = _chat_tool_choice(fields.mapping(body, "tool_choice"))
+    for message in body["messages"]:
+        chat["messages"] += _chat_messages(message)
+    if body.get("tools"):
+        chat["tools"] = [_chat_tool(tool) for tool in body["tools"]]
+        chat["tool_choice"] = _chat_tool_choice(body.get("tool_choice") or {})
     return chat
 
 
@@ -72,31 +54,24 @@ def _chat_tool_choice(choice: dict[str, Any]) -> object:
         case "any":
             return "required"
         case "tool":
-            return {"type": "function", "function": {"name": choice.get("name")}}
+            return {"type": "function", "function": {"name": choice["name"]}}
         case kind:
             return kind
 
 
-def _chat_tool(tool: object) -> dict[str, Any]:
-    given = fields.as_mapping(tool, "tools")
-    function = {
-        "name": fields.required_text(given, "name"),
-        "description": given.get("description"),
-        "parameters": given.get("input_schema"),
-    }
+def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
     return {"type": "function", "function": function}
 
 
 def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     """One Anthropic message as chat messages. Its tool results come first, each as a separate message."""
-    content = message.get("content")
-    if content is None or isinstance(content, str):
+    if isinstance(message["content"], str):
         return [message]
     results: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    for given in fields.sequence(message, "content"):
-        block = fields.as_mapping(given, "content")
+    for block in message["content"]:
         match block.get("type"):
             case "image":
                 parts.append(_image_part(fields.mapping(block, "source"), block.get("uuid")))
@@ -111,7 +86,7 @@ def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
                 parts.append(block)
     if not parts and not calls:
         return results
-    return [*results, {"role": message.get("role"), "content": parts, "tool_calls": calls}]
+    return [*results, {"role": message["role"], "content": parts, "tool_calls": calls}]
 
 
 def _image_part(source: dict[str, Any], uuid: object) -> dict[str, Any]:
@@ -123,17 +98,56 @@ def _image_part(source: dict[str, Any], uuid: object) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}, "uuid": uuid}
 
 
-def _message_object(call: Call, model: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{call.request_id}",
-        "type": "message",
-        "role": "assistant",
-        "content": [],
-        "model": model,
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": None,
-    }
+class _Message:
+    """The answer to a request: a message, or its events."""
+
+    def __init__(self, call: Call, chat: PlannedChat) -> None:
+        self._id = f"chatcmpl-{call.request_id}"
+        self._chat = chat
+        self._opened = False
+
+    @property
+    def _answer(self) -> GeneratedAnswer:
+        return self._chat.answers[0]
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        answer = self._answer
+        return self._message([_content_block(answer)], _stop(answer), _usage(generation))
+
+    def head(self) -> bytes:
+        return b""
+
+    def piece(self, _choice: int, at: int) -> bytes:
+        opening = b"" if self._opened else self._opening()
+        self._opened = True
+        text = self._answer.texts[at]
+        if not text:
+            return opening
+        delta = {"type": "text_delta", "text": text}
+        if self._answer.tool is not None:
+            delta = {"type": "input_json_delta", "partial_json": text}
+        return opening + event("content_block_delta", {"index": 0, "delta": delta})
+
+    def tail(self, generation: Generation) -> bytes:
+        return (
+            event("content_block_stop", {"index": 0})
+            + event("message_delta", {"delta": _stop(self._answer), "usage": _usage(generation)})
+            + event("message_stop", {})
+        )
+
+    def _opening(self) -> bytes:
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if self._answer.tool is not None:
+            block = {**_content_block(self._answer), "input": {}}
+        usage = {"input_tokens": self._chat.prompt.num_tokens, "output_tokens": 0}
+        message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
+        return event("message_start", {"message": message}) + event(
+            "content_block_start", {"index": 0, "content_block": block}
+        )
+
+    def _message(self, content: list[Any], stop: dict[str, str | None], usage: dict[str, int]) -> dict[str, Any]:
+        message = {"id": self._id, "type": "message", "role": "assistant", "content": content}
+        return {**message, "model": self._chat.model, **stop, "usage": usage}
 
 
 def _content_block(answer: GeneratedAnswer) -> dict[str, Any]:
@@ -148,60 +162,14 @@ def _content_block(answer: GeneratedAnswer) -> dict[str, Any]:
 
 def _stop(answer: GeneratedAnswer) -> dict[str, str | None]:
     """Why an answer ends, and at which stop sequence. As in vLLM, other reasons are none."""
-    if answer.finish_reason == "abort":
-        return {"stop_reason": None, "stop_sequence": None}
-    if answer.finish_reason == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(answer.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_reason}
-    return {"stop_reason": "end_turn" if answer.tool is None else "tool_use", "stop_sequence": None}
+    reasons = {"abort": None, "length": "max_tokens"}
+    usual = "end_turn" if answer.tool is None else "tool_use"
+    return {"stop_reason": reasons.get(answer.finish_reason, usual), "stop_sequence": None}
 
 
 def _usage(generation: Generation) -> dict[str, int]:
     """The token counts. As in vLLM, this API has no cached tokens."""
     usage = generation.usage()
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
-
-
-class _MessageEvents:
-    def __init__(self, message: dict[str, Any], answers: list[GeneratedAnswer], input_tokens: int) -> None:
-        self._message = {**message, "usage": {"input_tokens": input_tokens, "output_tokens": 0}}
-        self._answers = answers
-        self._opened = False
-
-    @property
-    def _answer(self) -> GeneratedAnswer:
-        return self._answers[0]
-
-    def head(self) -> bytes:
-        return b""
-
-    def piece(self, choice: int, at: int) -> bytes:
-        opening = b"" if self._opened else self._open()
-        self._opened = True
-        text = self._answer.texts[at]
-        if not text:
-            return opening
-        delta = {"type": "text_delta", "text": text}
-        if self._answer.tool is not None:
-            delta = {"type": "input_json_delta", "partial_json": text}
-        return opening + _event("content_block_delta", {"index": 0, "delta": delta})
-
-    def tail(self, generation: Generation) -> bytes:
-        return (
-            _event("content_block_stop", {"index": 0})
-            + _event("message_delta", {"delta": _stop(self._answer), "usage": _usage(generation)})
-            + _event("message_stop", {})
-        )
-
-    def _open(self) -> bytes:
-        block: dict[str, Any] = {"type": "text", "text": ""}
-        if self._answer.tool is not None:
-            block = {**_content_block(self._answer), "input": {}}
-        return _event("message_start", {"message": self._message}) + _event(
-            "content_block_start", {"index": 0, "content_block": block}
-        )
-
-
-def _event(kind: str, body: dict[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **body}) + b"\n\n"

@@ -1,62 +1,53 @@
-"""/v1/chat/completions and /v1/completions; their streams are in openai_stream.py."""
+"""/v1/chat/completions and /v1/completions, whole and as vLLM's chunks in server-sent events."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import orjson
 from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer
 from gateway.simulator.call import Call
-from gateway.simulator.chat_template import render_chat, text_of_content
+from gateway.simulator.chat_template import render_chat
 from gateway.simulator.errors import bad_request, bad_value
 from gateway.simulator.generation import Generation
-from gateway.simulator.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from gateway.simulator.openai_stream import ChatChunks, CompletionChunks, Told, usage_body
+from gateway.simulator.logprobs import Logprobs, chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.simulator.planning import check_tools, plan
-from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, tokens_of
+from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, token_of, tokens_of
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.sampling import check_sampling
 
 
-async def chat_completions(call: Call) -> web.StreamResponse:
-    body = call.body
-    model, lora = call.replica.resolve_model(body.get("model"))
+@dataclass(frozen=True, slots=True)
+class PlannedChat:
+    """A request that was read as a chat request, and its answers."""
+
+    model: str
+    prompt: EnginePrompt
+    answers: list[GeneratedAnswer]
+    logprobs: Logprobs | None
+
+
+def planned_chat(call: Call, body: dict[str, Any], name: str, max_tokens: int | None) -> PlannedChat:
+    """Read `body`, the chat request that a call stands for. The call's field `name` is `max_tokens`. Raises a 400."""
+    model, lora = call.replica.resolve_model(call.body.get("model"))
     check_sampling(body)
     check_tools(body)
     logprobs = chat_logprobs(body)
     prompt = chat_prompt(call.replica, body, lora)
-    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    answers = plan(body, [prompt], [call.replica.token_limit(prompt, body.get(name), name)])
-    echoed = _last_words(body) if body.get("echo") else ""
-    stream = fields.flag(body, "stream")
-    generation = call.generate([prompt], answers, stream)
-    if stream:
-        return await call.stream(generation, ChatChunks(call, model, prompt, answers, logprobs, echoed))
-    await call.complete(generation)
-    choices = [
-        {
-            "index": index,
-            "message": _message(answer, echoed),
-            "logprobs": None if logprobs is None else logprobs.chat(answer.pieces),
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_reason,
-            "token_ids": _ids_if_wanted(call, answer.tokens),
-            "routed_experts": None,
-        }
-        for index, answer in enumerate(answers)
-    ]
-    return await call.respond(
-        {
-            **_envelope(call, "chatcmpl", "chat.completion", model, choices, generation),
-            "prompt_logprobs": _prompt_logprobs(body, prompt),
-            "prompt_token_ids": _ids_if_wanted(call, prompt.tokens),
-            "prompt_text": None,
-        }
-    )
+    answers = plan(body, [prompt], [call.replica.token_limit(prompt, max_tokens, name)])
+    return PlannedChat(model, prompt, answers, logprobs)
+
+
+async def chat_completions(call: Call) -> web.StreamResponse:
+    name = "max_tokens" if call.body.get("max_completion_tokens") is None else "max_completion_tokens"
+    chat = planned_chat(call, call.body, name, call.body.get(name))
+    return await call.answer(call.generate([chat.prompt], chat.answers), _ChatAnswers(call, chat))
 
 
 async def completions(call: Call) -> web.StreamResponse:
@@ -64,33 +55,17 @@ async def completions(call: Call) -> web.StreamResponse:
     model, lora = call.replica.resolve_model(body.get("model"))
     check_sampling(body)
     prompts = [text_prompt(each, lora, body.get("cache_salt")) for each in _prompt_list(body.get("prompt"))]
-    told = _told(body)
+    logprobs = completion_logprobs(body)
+    # With `echo`, 0 returns the prompt only. One token is still generated, and counted.
+    has_text = not body.get("echo") or body.get("max_tokens") != 0
     # Unlike chat, completions have a default in vLLM: 16 tokens.
-    max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if told.answer else 1
+    max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if has_text else 1
     answers = plan(body, prompts, [call.replica.token_limit(each, max_tokens, "max_tokens") for each in prompts])
-    if not told.answer:
+    if not has_text:
         answers = [replace(answer, shown=[""]) for answer in answers]
-    stream = fields.flag(body, "stream")
-    generation = call.generate(prompts, answers, stream)
-    prompt_of = [sequence.prompt for sequence in generation.sequences]
-    if stream:
-        return await call.stream(generation, CompletionChunks(call, model, prompt_of, answers, told))
-    await call.complete(generation)
-    choices = [
-        {
-            "index": index,
-            "text": told.text(prompt, answer.text),
-            "logprobs": told.logprobs_of(prompt, answer.pieces, 0, 0),
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_reason,
-            "token_ids": _ids_if_wanted(call, answer.tokens),
-            "prompt_logprobs": _prompt_logprobs(body, prompt, body.get("logprobs") if told.echo else None),
-            "prompt_token_ids": _ids_if_wanted(call, prompt.tokens),
-            "routed_experts": None,
-        }
-        for index, (prompt, answer) in enumerate(zip(prompt_of, answers, strict=True))
-    ]
-    return await call.respond(_envelope(call, "cmpl", "text_completion", model, choices, generation))
+    prompt_of = [prompt for prompt in prompts for _ in range(len(answers) // len(prompts))]
+    dialect = _Completions(call, model, prompt_of, answers, logprobs, has_text)
+    return await call.answer(call.generate(prompts, answers), dialect)
 
 
 def chat_prompt(replica: SimReplica, body: dict[str, Any], lora: str | None) -> EnginePrompt:
@@ -123,53 +98,202 @@ def text_prompt(prompt: object, lora: str | None = None, cache_salt: str | None 
     return builder.build(lora, cache_salt)
 
 
-def _envelope(
-    call: Call, prefix: str, kind: str, model: str, choices: list[dict[str, Any]], generation: Generation
-) -> dict[str, Any]:
-    return {
-        "id": f"{prefix}-{call.request_id}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-        "choices": choices,
-        "service_tier": None,
-        "system_fingerprint": None,
-        "usage": usage_body(call.replica, generation.usage()),
-        "kv_transfer_params": None,
-        "ec_transfer_params": None,
-        "metrics": None,
-    }
+class _Answers:
+    """The common part of the two APIs. As in vLLM, fields that are null without `return_token_ids` are sent too."""
+
+    _kinds: ClassVar[tuple[str, str, str]]
+    """The prefix of ids, and the objects' names of a whole answer and of a chunk."""
+    _usage_details: ClassVar[dict[str, Any]] = {}
+    """Further fields of the usage in each chunk."""
+
+    def __init__(
+        self, call: Call, model: str, prompts: Sequence[EnginePrompt], answers: Sequence[GeneratedAnswer]
+    ) -> None:
+        """`prompts` has the prompt of each choice."""
+        self._call = call
+        self._model = model
+        self._prompts = prompts
+        self._answers = answers
+        options = call.body.get("stream_options") or {}
+        self._include_usage = options.get("include_usage")
+        self._continuous_usage = self._include_usage and options.get("continuous_usage_stats")
+        self._begin = b"data: " + orjson.dumps(self._envelope(self._kinds[2]))[:-1] + b',"choices":['
+
+    def head(self) -> bytes:
+        return b""
+
+    def tail(self, generation: Generation) -> bytes:
+        usage = b""
+        if self._include_usage:
+            told = {name: value for name, value in self._usage(generation).items() if value is not None}
+            usage = self._begin + b'],"usage":' + orjson.dumps(told) + b"}\n\n"
+        return usage + b"data: [DONE]\n\n"
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        return {
+            **self._envelope(self._kinds[1]),
+            "choices": [self._choice(index, answer) for index, answer in enumerate(self._answers)],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": self._usage(generation),
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def _choice(self, index: int, answer: GeneratedAnswer) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _ending(self, answer: GeneratedAnswer) -> dict[str, Any]:
+        ending = {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
+        return {**ending, "token_ids": self._ids(answer.tokens), "routed_experts": None}
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        answer_id = f"{self._kinds[0]}-{self._call.request_id}"
+        return {"id": answer_id, "object": kind, "created": int(time.time()), "model": self._model}
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        """As in vLLM, it has details only if some tokens were cached: a miss looks like no report."""
+        usage = generation.usage()
+        reported = self._call.replica.settings.prompt_tokens_details and usage.cached_tokens
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "total_tokens": usage.total_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} if reported else None,
+        }
+
+    def _chunk(self, choice: dict[str, Any], tokens: int, more: bytes = b"") -> bytes:
+        """One chunk with one choice, which has so many `tokens` by now. `more` holds further fields, each after a
+        comma."""
+        if self._continuous_usage:
+            prompt_tokens = self._prompts[choice["index"]].num_tokens
+            usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens}
+            more += b',"usage":' + orjson.dumps({**usage, "completion_tokens": tokens, **self._usage_details})
+        return self._begin + orjson.dumps(choice) + b"]" + more + b"}\n\n"
+
+    def _ids(self, tokens: bytes) -> list[int] | None:
+        return token_ids(tokens) if self._call.body.get("return_token_ids") else None
+
+    def _prompt_logprobs(self, prompt: EnginePrompt, default: int | None = None) -> list[Any] | None:
+        top = self._call.body.get("prompt_logprobs", default)
+        return None if top is None else prompt_logprobs(tokens_of(prompt.tokens), top)
 
 
-def _message(answer: GeneratedAnswer, echoed: str) -> dict[str, Any]:
-    """The message of a choice. As in vLLM, it has `tool_calls` only if there are some."""
-    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": None}
-    message |= {"audio": None, "function_call": None, "reasoning": None}
-    if answer.tool is None:
-        return message | {"content": echoed + answer.text}
-    function = {"name": answer.tool.name, "arguments": answer.text}
-    return message | {"tool_calls": [{"id": answer.tool.id, "type": "function", "function": function}]}
+class _ChatAnswers(_Answers):
+    _kinds = ("chatcmpl", "chat.completion", "chat.completion.chunk")
+    _usage_details: ClassVar = {"completion_tokens_details": None}
+
+    def __init__(self, call: Call, chat: PlannedChat) -> None:
+        super().__init__(call, chat.model, [chat.prompt] * len(chat.answers), chat.answers)
+        self._logprobs = chat.logprobs
+        self._opened = False
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        prompt = self._prompts[0]
+        told = {"prompt_logprobs": self._prompt_logprobs(prompt), "prompt_token_ids": self._ids(prompt.tokens)}
+        return {**super().whole(generation), **told, "prompt_text": None}
+
+    def _choice(self, index: int, answer: GeneratedAnswer) -> dict[str, Any]:
+        """As in vLLM, the message has `tool_calls` only if there are some."""
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": None}
+        message |= {"audio": None, "function_call": None, "reasoning": None}
+        if answer.tool is None:
+            message["content"] = answer.text
+        else:
+            function = {"name": answer.tool.name, "arguments": answer.text}
+            message["tool_calls"] = [{"id": answer.tool.id, "type": "function", "function": function}]
+        logprobs = None if self._logprobs is None else self._logprobs.chat(answer.pieces)
+        return {"index": index, "message": message, "logprobs": logprobs, **self._ending(answer)}
+
+    def piece(self, choice: int, at: int) -> bytes:
+        opening = b"" if self._opened else b"".join(self._openings())
+        self._opened = True
+        answer = self._answers[choice]
+        text, piece = answer.texts[at], answer.pieces[at]
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if answer.tool is not None:
+            delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+        logprobs = None if self._logprobs is None else self._logprobs.chat([piece], at)
+        body = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        if at == len(answer.pieces) - 1:
+            body |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
+        return opening + self._chunk(body | {"token_ids": self._ids(token_of(piece))}, at + 1)
+
+    def _openings(self) -> list[bytes]:
+        told = b',"prompt_token_ids":' + orjson.dumps(self._ids(self._prompts[0].tokens)) + b',"prompt_text":null'
+        start = {"role": "assistant", "content": ""}
+        chunks = [self._opening(choice, start, told) for choice in range(len(self._answers))]
+        for choice, answer in enumerate(self._answers):
+            if answer.tool is not None:
+                function = {"name": answer.tool.name, "arguments": ""}
+                tool = {"id": answer.tool.id, "type": "function", "index": 0, "function": function}
+                chunks.append(self._opening(choice, {"tool_calls": [tool]}))
+        return chunks
+
+    def _opening(self, choice: int, delta: dict[str, Any], more: bytes = b"") -> bytes:
+        return self._chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}, 0, more)
 
 
-def _last_words(body: dict[str, Any]) -> str:
-    """The text of the last message, if it is the assistant's."""
-    last = body["messages"][-1]
-    return text_of_content(last.get("content")) if last.get("role") == "assistant" else ""
+class _Completions(_Answers):
+    """With `echo`, the prompt comes before each answer."""
 
+    _kinds = ("cmpl", "text_completion", "text_completion")
 
-def _told(body: dict[str, Any]) -> Told:
-    """`max_tokens` 0 with `echo` returns the prompt only. One token is still generated, and counted."""
-    echo = bool(body.get("echo"))
-    return Told(echo, answer=not echo or body.get("max_tokens") != 0, logprobs=completion_logprobs(body))
+    def __init__(
+        self,
+        call: Call,
+        model: str,
+        prompts: Sequence[EnginePrompt],
+        answers: Sequence[GeneratedAnswer],
+        logprobs: Logprobs | None,
+        has_text: bool,
+    ) -> None:
+        super().__init__(call, model, prompts, answers)
+        self._echo = bool(call.body.get("echo"))
+        self._logprobs = logprobs
+        self._has_text = has_text
+        self._offsets = [0] * len(answers)
+        """How many characters of each choice's tokens were sent with log probabilities."""
 
+    def _choice(self, index: int, answer: GeneratedAnswer) -> dict[str, Any]:
+        prompt = self._prompts[index]
+        return {
+            "index": index,
+            "text": prompt.text + answer.text if self._echo else answer.text,
+            "logprobs": self._logprobs_of(index, answer.pieces, 0),
+            **self._ending(answer),
+            "prompt_logprobs": self._prompt_logprobs(prompt, self._call.body.get("logprobs") if self._echo else None),
+            "prompt_token_ids": self._ids(prompt.tokens),
+        }
 
-def _prompt_logprobs(body: dict[str, Any], prompt: EnginePrompt, default: int | None = None) -> list[Any] | None:
-    top = body.get("prompt_logprobs", default)
-    return None if top is None else prompt_logprobs(tokens_of(prompt.tokens), top)
+    def piece(self, choice: int, at: int) -> bytes:
+        answer, prompt = self._answers[choice], self._prompts[choice]
+        piece, is_last = answer.pieces[at], at == len(answer.pieces) - 1
+        body = {
+            "index": choice,
+            "text": prompt.text + answer.texts[at] if self._echo and at == 0 else answer.texts[at],
+            "logprobs": self._logprobs_of(choice, [piece], at),
+            "finish_reason": answer.finish_reason if is_last else None,
+            "stop_reason": answer.stop_reason if is_last else None,
+            "prompt_token_ids": self._ids(prompt.tokens) if at == 0 else None,
+            "token_ids": self._ids(token_of(piece)),
+        }
+        return self._chunk(body, at + 1)
 
-
-def _ids_if_wanted(call: Call, tokens: bytes) -> list[int] | None:
-    return token_ids(tokens) if fields.flag(call.body, "return_token_ids") else None
+    def _logprobs_of(self, choice: int, pieces: Sequence[str], at: int) -> dict[str, Any] | None:
+        """Of some tokens of the answer from the one at `at` on; with the first of them, of the prompt's."""
+        if self._logprobs is None:
+            return None
+        prompt = self._prompts[choice]
+        num_prompt_tokens = prompt.num_tokens if self._echo else 0
+        tokens = tokens_of(prompt.tokens) if self._echo and at == 0 else []
+        if self._has_text:
+            tokens += map(token_of, pieces)
+        first = 0 if at == 0 else num_prompt_tokens + at
+        told = self._logprobs.completion(tokens, num_prompt_tokens, first, self._offsets[choice])
+        self._offsets[choice] += sum(map(len, told["tokens"]))
+        return told
 
 
 def _prompt_list(prompt: Any) -> list[Any]:

@@ -85,7 +85,7 @@ def _check_named(choice: object, tools: Sequence[dict[str, Any]]) -> None:
     if not isinstance(name, str) or not name:
         message = f"Invalid `name` in `function`: `{name}` in `tool_choice`! {_USAGE}"
         raise bad_value(message, "tool_choice.function.name")
-    if not any(tool["function"]["name"] == name for tool in tools):
+    if not any(tool["function"].get("name") == name for tool in tools):
         message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
         raise bad_value(message, "tool_choice")
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
-from gateway.simulator.call import Call
-from gateway.simulator.chat_template import render_chat
+from gateway.simulator.call import Call, event
 from gateway.simulator.errors import RequestRefused, bad_request
-from gateway.simulator.generation import Generation, SimUsage
-from gateway.simulator.logprobs import Logprobs, chat_logprobs
-from gateway.simulator.planning import plan
+from gateway.simulator.generation import Generation
+from gateway.simulator.openai_api import PlannedChat, planned_chat
 from gateway.simulator.replica import SimReplica, StoredResponse
-from gateway.simulator.response_events import ResponseEvents, output_item
-from gateway.simulator.sampling import check_sampling
 
 _UNFINISHED = ("queued", "in_progress")
 _AS_IN_CHAT = (
@@ -32,38 +28,20 @@ _LOGPROBS = "message.output_text.logprobs"
 
 async def create_response(call: Call) -> web.StreamResponse:
     body = call.body
-    model, lora = call.replica.resolve_model(body.get("model"))
     conversation = [*_previous_messages(call), *_input_messages(body)]
-    instructions = body.get("instructions")
-    chat = _chat_body(body)
-    check_sampling(chat)
-    logprobs = chat_logprobs(chat)
-    prompt = render_chat(
-        [{"role": "system", "content": instructions}, *conversation] if instructions else conversation,
-        call.replica.images,
-        tools=chat["tools"],
-        lora=lora,
-        cache_salt=body.get("cache_salt"),
-    )
-    limit = call.replica.token_limit(prompt, body.get("max_output_tokens"), "max_output_tokens")
-    answers = plan(chat, [prompt], [limit])
-    stream, background = fields.flag(body, "stream"), fields.flag(body, "background")
-    generation = call.generate([prompt], answers, stream)
-
-    response = _response_object(call, model, "queued" if background else "in_progress")
-    finishing = _Finishing(call.replica, response, answers, logprobs)
+    chat = planned_chat(call, _chat_body(body, conversation), "max_output_tokens", body.get("max_output_tokens"))
+    background = bool(body.get("background"))
+    answering = _Response(call, chat, "queued" if background else "in_progress")
+    generation = call.generate([chat.prompt], chat.answers)
     if fields.flag(body, "store", default=True):
-        call.replica.remember_response(StoredResponse(response, [*conversation, _as_message(answers[0])], generation))
+        conversation.append(_as_message(chat.answers[0]))
+        call.replica.remember_response(StoredResponse(answering.response, conversation, generation))
     elif background:
         raise bad_request("background can only be used when `store` is true", "background")
-    if background:
-        call.replica.tasks.spawn(_finish_later(finishing, generation), response["id"])
-        return await call.respond(response)
-    if stream:
-        return await call.stream(generation, _FinishingEvents(finishing))
-    await call.complete(generation)
-    finishing.finish(generation.usage())
-    return await call.respond(response)
+    if not background:
+        return await call.answer(generation, answering)
+    call.replica.tasks.spawn(answering.finish_later(generation), answering.response["id"])
+    return await call.respond(answering.response)
 
 
 async def get_response(replica: SimReplica, request: web.Request) -> web.StreamResponse:
@@ -101,19 +79,16 @@ def _stored(replica: SimReplica, response_id: str) -> StoredResponse:
 
 
 def _previous_messages(call: Call) -> list[Any]:
-    previous = fields.text(call.body, "previous_response_id")
+    previous = call.body.get("previous_response_id")
     return _stored(call.replica, previous).messages if previous is not None else []
 
 
 def _input_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     """The request's `input` as chat messages."""
-    given = body.get("input")
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if given is None:
-        raise bad_request("input: Field required", "input")
+    if isinstance(body["input"], str):
+        return [{"role": "user", "content": body["input"]}]
     messages: list[dict[str, Any]] = []
-    for at, each in enumerate(fields.sequence(body, "input")):
+    for at, each in enumerate(body["input"]):
         item = fields.as_mapping(each, f"input.{at}")
         match item.get("type", "message"):
             case "message":
@@ -141,11 +116,15 @@ def _as_message(answer: GeneratedAnswer) -> dict[str, Any]:
     return {"role": "assistant", "content": answer.text}
 
 
-def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
-    """A request's options for its answer, as those of a chat request."""
+def _chat_body(body: dict[str, Any], conversation: list[Any]) -> dict[str, Any]:
+    """A request as a chat request."""
     chat = {name: body[name] for name in _AS_IN_CHAT if name in body}
-    chat["tools"] = [_chat_tool(tool) for tool in fields.sequence(body, "tools")]
-    chat["tool_choice"] = _chat_tool_choice(body.get("tool_choice"))
+    instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    chat["messages"] = instructions + conversation
+    if tools := body.get("tools"):
+        choice = body.get("tool_choice")
+        chat["tools"] = [_chat_tool(tool) for tool in tools]
+        chat["tool_choice"] = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
     if _LOGPROBS in (body.get("include") or ()):
         chat |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
     wanted = (body.get("text") or {}).get("format")
@@ -154,15 +133,10 @@ def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _chat_tool(tool: object) -> dict[str, Any]:
+def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A Responses tool (flat) as a chat tool (its function nested)."""
-    flat = fields.as_mapping(tool, "tools")
-    function = {key: flat[key] for key in ("name", "description", "parameters") if key in flat}
+    function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
     return {"type": "function", "function": function}
-
-
-def _chat_tool_choice(choice: object) -> object:
-    return {"type": "function", "function": choice} if isinstance(choice, dict) else choice
 
 
 def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
@@ -179,9 +153,9 @@ def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
         "parallel_tool_calls": True,
         "temperature": body.get("temperature", 1.0),
         "tool_choice": body.get("tool_choice", "auto"),
-        "tools": fields.sequence(body, "tools"),
+        "tools": body.get("tools") or [],
         "top_p": body.get("top_p", 1.0),
-        "background": fields.flag(body, "background"),
+        "background": bool(body.get("background")),
         "max_output_tokens": body.get("max_output_tokens"),
         "previous_response_id": body.get("previous_response_id"),
         "status": status,
@@ -191,21 +165,26 @@ def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Finishing:
-    """Completes a response object, and the stored response."""
+class _Response:
+    """The answer to a request: an object that is completed at the end, and the official SDKs' sequence of events."""
 
-    replica: SimReplica
-    response: dict[str, Any]
-    answers: list[GeneratedAnswer]
-    logprobs: Logprobs | None
+    def __init__(self, call: Call, chat: PlannedChat, status: str) -> None:
+        self.response = _response_object(call, chat.model, status)
+        self._replica = call.replica
+        self._answers = chat.answers
+        self._logprobs = chat.logprobs
+        self._item = self._output_item("in_progress")
+        self._sequence_number = 0
 
-    def finish(self, usage: SimUsage) -> None:
-        details = usage.cached_tokens if self.replica.settings.prompt_tokens_details else 0
-        response = self.response
-        (answer,) = self.answers
-        item = output_item(response["id"], answer, "completed", self.logprobs)
-        response["output"] = [item] if usage.completion_tokens else []
+    @property
+    def _answer(self) -> GeneratedAnswer:
+        return self._answers[0]
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """Completes the object, which is also the stored one."""
+        usage, response = generation.usage(), self.response
+        details = usage.cached_tokens if self._replica.settings.prompt_tokens_details else 0
+        response["output"] = [self._output_item("completed")] if usage.completion_tokens else []
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": details},
@@ -214,26 +193,83 @@ class _Finishing:
             "total_tokens": usage.total_tokens,
         }
         response["status"] = "completed"  # as in vLLM, also if it was aborted
-        if answer.finish_reason == "length":
+        if self._answer.finish_reason == "length":
             response["status"] = "incomplete"
             response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return response
 
+    async def finish_later(self, generation: Generation) -> None:
+        """Runs a background response until it is done or cancelled."""
+        self.response["status"] = "in_progress"
+        await generation.completion()
+        if self.response["status"] == "in_progress":
+            self.whole(generation)
 
-async def _finish_later(finishing: _Finishing, generation: Generation) -> None:
-    """Runs a background response until it is done or cancelled."""
-    finishing.response["status"] = "in_progress"
-    await generation.completion()
-    if finishing.response["status"] == "in_progress":
-        finishing.finish(generation.usage())
+    def head(self) -> bytes:
+        snapshot = {"response": self.response}
+        return self._event("response.created", snapshot) + self._event("response.in_progress", snapshot)
 
-
-class _FinishingEvents(ResponseEvents):
-    """The event stream of a response. Its last event has the finished object."""
-
-    def __init__(self, finishing: _Finishing) -> None:
-        super().__init__(finishing.response, finishing.answers, finishing.logprobs)
-        self._finishing = finishing
+    def piece(self, _choice: int, at: int) -> bytes:
+        answer = self._answer
+        if not answer.pieces[at]:  # it was aborted
+            return b""
+        opening = b"" if self._is_open else self._open_item()
+        text = answer.texts[at]
+        if answer.tool is not None:
+            return opening + self._item_event("response.function_call_arguments.delta", {"delta": text})
+        told = self._told(answer.pieces[at : at + 1], at)
+        if not text and not told:
+            return opening
+        delta = {"content_index": 0, "delta": text, "logprobs": told}
+        return opening + self._item_event("response.output_text.delta", delta)
 
     def tail(self, generation: Generation) -> bytes:
-        self._finishing.finish(generation.usage())
-        return super().tail(generation)
+        closing = self._close_item() if self._is_open else b""
+        return closing + self._event("response.completed", {"response": self.whole(generation)})
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether an event of the output item was sent, after the two of the head."""
+        return self._sequence_number > 2
+
+    def _open_item(self) -> bytes:
+        added = self._event("response.output_item.added", {"output_index": 0, "item": self._item})
+        if self._answer.tool is not None:
+            return added
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return added + self._item_event("response.content_part.added", {"content_index": 0, "part": part})
+
+    def _close_item(self) -> bytes:
+        answer, item = self._answer, self._output_item("completed")
+        if answer.tool is not None:
+            arguments = {"arguments": answer.text, "name": answer.tool.name}
+            closing = self._item_event("response.function_call_arguments.done", arguments)
+        else:
+            done = {"content_index": 0, "text": answer.text, "logprobs": []}
+            closing = self._item_event("response.output_text.done", done)
+            part = {"content_index": 0, "part": item["content"][0]}
+            closing += self._item_event("response.content_part.done", part)
+        return closing + self._event("response.output_item.done", {"output_index": 0, "item": item})
+
+    def _output_item(self, status: str) -> dict[str, Any]:
+        """The only output item of a response: a message or a function call, empty while in progress."""
+        answer, response_id = self._answer, self.response["id"]
+        text = answer.text if status == "completed" else ""
+        if answer.tool is not None:
+            item = {"id": response_id.replace("resp_", "fc_"), "type": "function_call", "call_id": answer.tool.id}
+            return {**item, "name": answer.tool.name, "arguments": text, "status": status}
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._told(answer.pieces)}
+        item = {"id": response_id.replace("resp_", "msg_"), "type": "message", "role": "assistant"}
+        return {**item, "content": [part] if status == "completed" else [], "status": status}
+
+    def _told(self, pieces: Sequence[str], first: int = 0) -> list[Any]:
+        """The log probabilities of these tokens, if they are wanted."""
+        told: list[Any] = [] if self._logprobs is None else self._logprobs.chat(pieces, first)["content"]
+        return told
+
+    def _item_event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        return self._event(kind, {"output_index": 0, "item_id": self._item["id"], **fields})
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        self._sequence_number += 1
+        return event(kind, {"sequence_number": self._sequence_number - 1, **fields})
