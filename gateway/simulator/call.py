@@ -18,7 +18,7 @@ from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
 from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang, reset_connection
 from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import EnginePrompt
-from gateway.simulator.replica import RecentRequest, SimReplica
+from gateway.simulator.replica import SimReplica
 from gateway.simulator.sequence import EventTag
 from gateway.simulator.validation import Parse, unreadable
 
@@ -56,19 +56,20 @@ class Call:
         """The generation of this call, remembered in /sim/state but not started."""
         headers = self.request.headers
         xargs = fields.mapping(self.body, "vllm_xargs")
-        tag = EventTag(self._session_id(), xargs.get("kv_cache_report_mode") == "full")
-        generation = self.replica.generation(prompts, answers, headers, bool(self.body.get("stream")), tag)
-        self.replica.recent.append(
-            RecentRequest(
-                self.request_id,
-                self.request.path,
-                tag.session_id,
-                {name: headers[name] for name in _REMEMBERED_HEADERS if name in headers},
-                list(self.body),
-                xargs,
-                generation,
-            )
+        session_id = (  # in vLLM's order
+            fields.text(self.body, "session_id") or headers.get("X-Session-ID") or fields.text(xargs, "session_id")
         )
+        tag = EventTag(session_id, xargs.get("kv_cache_report_mode") == "full")
+        generation = self.replica.generation(prompts, answers, headers, bool(self.body.get("stream")), tag)
+        told = {
+            "request_id": self.request_id,
+            "path": self.request.path,
+            "session_id": tag.session_id,
+            "headers": {name: headers[name] for name in _REMEMBERED_HEADERS if name in headers},
+            "body_keys": list(self.body),
+            "vllm_xargs": xargs,
+        }
+        self.replica.recent.append((told, generation))
         return generation
 
     async def answer(self, generation: Generation, dialect: Dialect) -> web.StreamResponse:
@@ -156,15 +157,6 @@ class Call:
         if self.request.path == "/v1/messages":
             return b"event: error\ndata: " + refused.anthropic_body() + b"\n\n"
         return b"data: " + refused.openai_body() + b"\n\ndata: [DONE]\n\n"
-
-    def _session_id(self) -> str | None:
-        """In vLLM's order: body, header, vllm_xargs."""
-        xargs = fields.mapping(self.body, "vllm_xargs")
-        return (
-            fields.text(self.body, "session_id")
-            or self.request.headers.get("X-Session-ID")
-            or fields.text(xargs, "session_id")
-        )
 
 
 def event(kind: str, data: dict[str, Any]) -> bytes:

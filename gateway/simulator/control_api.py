@@ -19,7 +19,7 @@ _EVENT_SOURCES_SINCE = (0, 32)
 
 def models(replica: SimReplica) -> dict[str, Any]:
     settings = replica.settings
-    cards = [_card(replica, name, settings.model_root, None) for name in settings.served_names]
+    cards = [_card(replica, name, settings.model, None) for name in settings.served_names]
     cards += [_card(replica, name, name, settings.served_names[0]) for name in replica.adapters]
     return {"object": "list", "data": cards}
 

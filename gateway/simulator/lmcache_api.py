@@ -35,7 +35,7 @@ def status(replica: SimReplica) -> dict[str, Any]:
         )
     ranks = range(settings.data_parallel)
     layout = {"num_blocks": settings.num_gpu_blocks, "cache_size_per_token": told.kv_bytes_per_token}
-    context = {"model_name": settings.model_root, "world_size": 1, "kv_cache_layout": layout}
+    context = {"model_name": settings.model, "world_size": 1, "kv_cache_layout": layout}
     return {
         "is_healthy": True,
         "engine_type": "MPCacheServer",

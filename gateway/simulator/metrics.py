@@ -29,122 +29,95 @@ _GAUGES: dict[str, Callable[[SimEngine], float]] = {
     "vllm:num_requests_waiting": lambda engine: len(engine.waiting),
     "vllm:kv_cache_usage_perc": lambda engine: engine.cache.num_held / engine.cache.num_blocks,
 }
-_COUNTERS: dict[str, Callable[[SimEngine], float]] = {
-    "vllm:prefix_cache_queries": lambda engine: engine.stats.prefix_queries_tokens,
-    "vllm:prefix_cache_hits": lambda engine: engine.stats.prefix_hits_tokens,
-    "vllm:external_prefix_cache_queries": lambda engine: engine.stats.external_queries_tokens,
-    "vllm:external_prefix_cache_hits": lambda engine: engine.stats.external_hits_tokens,
-    "vllm:num_preemptions": lambda engine: engine.stats.preemptions,
-    "vllm:prompt_tokens": lambda engine: engine.stats.prompt_tokens,
-    "vllm:generation_tokens": lambda engine: engine.stats.generation_tokens,
+_COUNTERS = {
+    "vllm:prefix_cache_queries": "prefix_queries_tokens",
+    "vllm:prefix_cache_hits": "prefix_hits_tokens",
+    "vllm:external_prefix_cache_queries": "external_queries_tokens",
+    "vllm:external_prefix_cache_hits": "external_hits_tokens",
+    "vllm:num_preemptions": "preemptions",
+    "vllm:prompt_tokens": "prompt_tokens",
+    "vllm:generation_tokens": "generation_tokens",
 }
-_Sum = tuple[Callable[[SimEngine], float], Callable[[SimEngine], float]]
-"""Of a histogram that has a sum and a count only."""
-_DECODES: dict[str, _Sum] = {
-    "vllm:inter_token_latency_seconds": (lambda engine: engine.stats.decode_s, lambda engine: engine.stats.decode_steps)
+"""Each counter's field of EngineStats."""
+_DECODES = {"vllm:inter_token_latency_seconds": ("decode_s", "decode_steps")}
+_PREFILLS = {
+    "vllm:request_prefill_time_seconds": ("prefill_s", "prefills"),
+    "vllm:request_prefill_kv_computed_tokens": ("prefill_computed_tokens", "prefills"),
 }
-_PREFILLS: dict[str, _Sum] = {
-    "vllm:request_prefill_time_seconds": (
-        lambda engine: engine.stats.prefill_s,
-        lambda engine: engine.stats.prefills,
-    ),
-    "vllm:request_prefill_kv_computed_tokens": (
-        lambda engine: engine.stats.prefill_computed_tokens,
-        lambda engine: engine.stats.prefills,
-    ),
-}
+"""The fields of the sum and of the count of histograms that have no buckets here."""
 
 
-class SimMetrics:
+class SimMetrics(Collector):
     """One replica's registry. Engines write the two histograms; the other metrics are read from the engines."""
 
     def __init__(self, settings: SimSettings, images: ImageReader) -> None:
         self._registry = CollectorRegistry()
-        self._model_name = settings.served_names[0]
         ProcessCollector(registry=self._registry)
         self._ttft = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "Time to first token.",
-            _LABELS,
-            buckets=_TTFT_BUCKETS_S,
-            registry=self._registry,
-        )
+            "vllm:time_to_first_token_seconds", "Time to first token.", _LABELS,
+            buckets=_TTFT_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
         self._e2e = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "End to end request latency.",
-            _LABELS,
-            buckets=_E2E_BUCKETS_S,
-            registry=self._registry,
-        )
+            "vllm:e2e_request_latency_seconds", "End to end request latency.", _LABELS,
+            buckets=_E2E_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
         self._settings = settings
         self._images = images
 
     def observers(self, rank: int) -> tuple[Callable[[float], None], Callable[[float], None]]:
         """The two callbacks of engine `rank`: the seconds to a request's first token, and to its end."""
-        labels = (self._model_name, str(rank))
+        labels = self._labels(rank)
         return self._ttft.labels(*labels).observe, self._e2e.labels(*labels).observe
 
     def watch(self, engines: Sequence[SimEngine], sleep: Sleep) -> None:
-        self._registry.register(_EngineCollector(self._settings, engines, self._images, sleep))
+        self._engines = dict(zip(map(self._labels, self._settings.ranks), engines, strict=True))
+        self._sleep = sleep
+        self._registry.register(self)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
 
-
-class _EngineCollector(Collector):
-    def __init__(self, settings: SimSettings, engines: Sequence[SimEngine], images: ImageReader, sleep: Sleep) -> None:
-        self._settings = settings
-        self._sleep = sleep
-        self._engines = engines
-        self._images = images
-        self._model_name = settings.served_names[0]
-
     def collect(self) -> Iterable[Metric]:
+        engines = self._engines.items()
         for name, read in _GAUGES.items():
-            yield self._per_engine(GaugeMetricFamily(name, name, labels=_LABELS), read)
-        for name, read in _COUNTERS.items():
-            yield self._per_engine(CounterMetricFamily(name, name, labels=_LABELS), read)
+            gauge = GaugeMetricFamily(name, name, labels=_LABELS)
+            for labels, engine in engines:
+                gauge.add_metric(labels, read(engine))
+            yield gauge
+        for name, field in _COUNTERS.items():
+            counter = CounterMetricFamily(name, name, labels=_LABELS)
+            for labels, engine in engines:
+                counter.add_metric(labels, getattr(engine.stats, field))
+            yield counter
+        # With LMCache, the configured credit for loading applies; a measured one would be zero.
+        for name, (total, count) in (_DECODES if self._settings.lmcache else _DECODES | _PREFILLS).items():
+            histogram = HistogramMetricFamily(name, name, labels=_LABELS)
+            for labels, engine in engines:
+                buckets = [("+Inf", float(getattr(engine.stats, count)))]
+                histogram.add_metric(labels, buckets, getattr(engine.stats, total))
+            yield histogram
+        yield from self._of_states()
+        for name, value in (("queries", self._images.queries), ("hits", self._images.hits)):
+            family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
+            family.add_metric(self._labels(self._settings.ranks[0]), value)
+            yield family
+        yield self._cache_config()
+
+    def _of_states(self) -> Iterable[Metric]:
         finished = CounterMetricFamily(
             "vllm:request_success", "Finished requests.", labels=(*_LABELS, "finished_reason")
         )
-        for rank, engine in zip(self._settings.ranks, self._engines, strict=True):
-            for reason in {*_FINISHED_REASONS, *engine.stats.requests}:
-                finished.add_metric((self._model_name, str(rank), reason), engine.stats.requests[reason])
-        yield finished
-        for name, value in (("queries", self._images.queries), ("hits", self._images.hits)):
-            family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
-            family.add_metric((self._model_name, str(self._settings.ranks[0])), value)
-            yield family
-        # With LMCache, the configured credit for loading applies; a measured one would be zero.
-        for name, sums in (_DECODES if self._settings.lmcache else _DECODES | _PREFILLS).items():
-            yield self._histogram(name, *sums)
-        yield self._sleep_state()
-        yield self._cache_config()
-
-    def _sleep_state(self) -> Metric:
+        asleep = GaugeMetricFamily("vllm:engine_sleep_state", "Engine sleep state.", labels=(*_LABELS, "sleep_state"))
         level = self._sleep.level
-        states = {"awake": level is None, "weights_offloaded": level == 1, "discard_all": level == 2}
-        family = GaugeMetricFamily("vllm:engine_sleep_state", "Engine sleep state.", labels=(*_LABELS, "sleep_state"))
-        for rank in self._settings.ranks:
-            for name, is_so in states.items():
-                family.add_metric((self._model_name, str(rank), name), is_so)
-        return family
+        for labels, engine in self._engines.items():
+            for reason in _FINISHED_REASONS:
+                finished.add_metric((*labels, reason), engine.stats.requests[reason])
+            for state, of_level in (("awake", None), ("weights_offloaded", 1), ("discard_all", 2)):
+                asleep.add_metric((*labels, state), level == of_level)
+        return finished, asleep
 
-    def _histogram(
-        self, name: str, read_sum: Callable[[SimEngine], float], read_count: Callable[[SimEngine], float]
-    ) -> Metric:
-        family = HistogramMetricFamily(name, name, labels=_LABELS)
-        for rank, engine in zip(self._settings.ranks, self._engines, strict=True):
-            count = [("+Inf", float(read_count(engine)))]
-            family.add_metric((self._model_name, str(rank)), count, read_sum(engine))
-        return family
-
-    def _per_engine(
-        self, family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[SimEngine], float]
-    ) -> Metric:
-        for rank, engine in zip(self._settings.ranks, self._engines, strict=True):
-            family.add_metric((self._model_name, str(rank)), read(engine))
-        return family
+    def _labels(self, rank: int) -> tuple[str, str]:
+        return self._settings.served_names[0], str(rank)
 
     def _cache_config(self) -> Metric:
         info = GaugeMetricFamily(

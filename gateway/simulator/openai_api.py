@@ -155,12 +155,11 @@ class _Answers:
     def _usage(self, generation: Generation) -> dict[str, Any]:
         """As in vLLM, it has details only if some tokens were cached: a miss looks like no report."""
         usage = generation.usage()
-        reported = self._call.replica.settings.prompt_tokens_details and usage.cached_tokens
         return {
             "prompt_tokens": usage.prompt_tokens,
             "total_tokens": usage.total_tokens,
             "completion_tokens": usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} if reported else None,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} if usage.cached_tokens else None,
         }
 
     def _chunk(self, choice: dict[str, Any], tokens: int, more: bytes = b"") -> bytes:

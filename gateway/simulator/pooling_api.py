@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -36,11 +36,8 @@ async def embeddings(call: Call) -> web.StreamResponse:
     usage = await _compute(call, prompts, answers)
     encode = _as_base64 if call.body.get("encoding_format") == "base64" else array.tolist
     sizes = [0 if answer.finish_reason == "abort" else dimensions for answer in answers]  # an aborted one is empty
-    data = [
-        {"index": index, "object": "embedding", "embedding": encode(_vector(prompt.seed, size))}
-        for index, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
-    ]
-    return await call.respond(_list_of(f"embd-{call.request_id}", model, data, usage))
+    vectors = [encode(_vector(prompt.seed, size)) for prompt, size in zip(prompts, sizes, strict=True)]
+    return await _list_of(call, f"embd-{call.request_id}", model, "embedding", vectors, usage)
 
 
 async def score(call: Call) -> web.StreamResponse:
@@ -52,10 +49,8 @@ async def score(call: Call) -> web.StreamResponse:
         queries *= len(documents)
     if len(queries) != len(documents):
         raise bad_request("Input lengths must be either 1:1, 1:N or N:N", "text_1")
-    prompts = [text_prompt(f"{query}\n{text}", lora) for query, text in zip(queries, documents, strict=True)]
-    usage = await _compute(call, prompts)
-    data = [{"index": index, "object": "score", "score": _similarity(prompt)} for index, prompt in enumerate(prompts)]
-    return await call.respond(_list_of(f"score-{call.request_id}", model, data, usage))
+    scores, usage = await _scores(call, zip(queries, documents, strict=True), lora)
+    return await _list_of(call, f"score-{call.request_id}", model, "score", scores, usage)
 
 
 async def rerank(call: Call) -> web.StreamResponse:
@@ -63,13 +58,11 @@ async def rerank(call: Call) -> web.StreamResponse:
     query = fields.required_text(call.body, "query")
     documents = _texts(call.body, "documents")
     top_n = fields.integer(call.body, "top_n", minimum=0) or len(documents)
-    prompts = [text_prompt(f"{query}\n{text}", lora) for text in documents]
-    usage = await _compute(call, prompts)
+    scores, usage = await _scores(call, ((query, text) for text in documents), lora)
     results = [
-        {"index": index, "document": {"text": text}, "relevance_score": _similarity(prompts[index])}
-        for index, text in enumerate(documents)
+        {"index": index, "document": {"text": documents[index]}, "relevance_score": scores[index]}
+        for index in sorted(range(len(scores)), key=lambda index: -scores[index])
     ]
-    results.sort(key=lambda result: result["relevance_score"], reverse=True)  # type: ignore[arg-type,return-value]
     return await call.respond(
         {
             "id": f"rerank-{call.request_id}",
@@ -92,12 +85,17 @@ async def tokenize(call: Call) -> web.StreamResponse:
     return await call.respond({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
 
 
-async def _compute(
-    call: Call, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer] | None = None
-) -> SimUsage:
+async def _scores(call: Call, pairs: Iterable[tuple[str, str]], lora: str | None) -> tuple[list[float], SimUsage]:
+    """Computes each query with its text."""
+    prompts = [text_prompt(f"{query}\n{text}", lora) for query, text in pairs]
+    usage = await _compute(call, prompts, [nothing()] * len(prompts))
+    return [int.from_bytes(prompt.seed[:4], "big") / 2**32 for prompt in prompts], usage
+
+
+async def _compute(call: Call, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer]) -> SimUsage:
     if not prompts:
         raise bad_request("At least one input is required")
-    generation = call.generate(prompts, answers or [nothing()] * len(prompts))
+    generation = call.generate(prompts, answers)
     await call.complete(generation)
     return generation.usage()
 
@@ -129,21 +127,17 @@ def _as_base64(vector: array[float]) -> str:
     return base64.b64encode(vector.tobytes()).decode()
 
 
-def _similarity(prompt: EnginePrompt) -> float:
-    return int.from_bytes(prompt.seed[:4], "big") / 2**32
-
-
-def _list_of(answer_id: str, model: str, data: list[dict[str, Any]], usage: SimUsage) -> dict[str, Any]:
-    return {
-        "id": answer_id,
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": data,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "total_tokens": usage.total_tokens,
-            "completion_tokens": 0,
-            "prompt_tokens_details": None,
-        },
-    }
+async def _list_of(
+    call: Call, answer_id: str, model: str, kind: str, values: Sequence[object], usage: SimUsage
+) -> web.StreamResponse:
+    tokens = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.total_tokens}
+    return await call.respond(
+        {
+            "id": answer_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": [{"index": index, "object": kind, kind: value} for index, value in enumerate(values)],
+            "usage": {**tokens, "completion_tokens": 0, "prompt_tokens_details": None},
+        }
+    )

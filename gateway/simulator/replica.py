@@ -28,34 +28,6 @@ _RECENT = 64
 _STORED_RESPONSES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class RecentRequest:
-    """A request that reached the engine, as /sim/state shows it."""
-
-    request_id: str
-    path: str
-    session_id: str | None
-    headers: dict[str, str]
-    body_keys: list[str]
-    vllm_xargs: dict[str, Any]
-    generation: Generation
-
-    def as_dict(self) -> dict[str, Any]:
-        usage = self.generation.usage()
-        sequences = self.generation.sequences
-        return {
-            "request_id": self.request_id,
-            "path": self.path,
-            "session_id": self.session_id,
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "image_ids": [span.identity for sequence in sequences for span in sequence.prompt.images],
-            "headers": self.headers,
-            "body_keys": self.body_keys,
-            "vllm_xargs": self.vllm_xargs,
-        }
-
-
 @dataclass(slots=True)
 class StoredResponse:
     """A /v1/responses object, and the conversation up to it."""
@@ -73,7 +45,7 @@ class SimReplica:
         self.metrics = SimMetrics(settings, self.images)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in settings.ranks if settings.events]
         told = settings.lmcache
-        self.lmcache = None if told is None else SimLmcache(told, settings.model_root, settings.speed)
+        self.lmcache = None if told is None else SimLmcache(told, settings.model, settings.speed)
         self.engines = [
             SimEngine(
                 settings,
@@ -88,7 +60,8 @@ class SimReplica:
         self.metrics.watch(self.engines, self.sleep)
         self.tasks = Tasks()
         self.adapters = list(settings.adapters)
-        self.recent: deque[RecentRequest] = deque(maxlen=_RECENT)
+        self.recent: deque[tuple[dict[str, Any], Generation]] = deque(maxlen=_RECENT)
+        """The requests that reached an engine: what /sim/state shows of them, and their generations."""
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.num_requests = 0
         self.num_lora_calls = 0
@@ -183,7 +156,7 @@ class SimReplica:
             "lora_calls": self.num_lora_calls,
             "failing": self.faults.active(),
             "blocked": self.faults.blocked,
-            "recent": [request.as_dict() for request in self.recent],
+            "recent": [told | _prompts_of(generation) for told, generation in self.recent],
         }
 
     def _forget_idle(self) -> None:
@@ -220,3 +193,10 @@ class SimReplica:
                 raise bad_request(f"data_parallel_rank {rank} is out of range [0, {len(self.engines)}).")
             return self.engines[int(rank)]
         return min(self.engines, key=lambda engine: 4 * len(engine.waiting) + len(engine.running))
+
+
+def _prompts_of(generation: Generation) -> dict[str, Any]:
+    usage = generation.usage()
+    spans = [span for sequence in generation.sequences for span in sequence.prompt.images]
+    counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+    return {**counts, "image_ids": [span.identity for span in spans]}

@@ -170,7 +170,6 @@ class _Response:
 
     def __init__(self, call: Call, chat: PlannedChat, status: str) -> None:
         self.response = _response_object(call, chat.model, status)
-        self._replica = call.replica
         self._answers = chat.answers
         self._logprobs = chat.logprobs
         self._item = self._output_item("in_progress")
@@ -183,11 +182,10 @@ class _Response:
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Completes the object, which is also the stored one."""
         usage, response = generation.usage(), self.response
-        details = usage.cached_tokens if self._replica.settings.prompt_tokens_details else 0
         response["output"] = [self._output_item("completed")] if usage.completion_tokens else []
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": details},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.total_tokens,

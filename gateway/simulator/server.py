@@ -20,6 +20,8 @@ from gateway.simulator.validation import parser, unread
 
 _MAX_BODY_BYTES = 512 * 2**20
 _DRAIN_S = 3.0
+_KEEP_ALIVE_S = 5.0
+"""Idle connections are closed after this time, as by vLLM's uvicorn."""
 _REPLICA = web.AppKey("replica", SimReplica)
 
 _INFERENCE = {
@@ -97,7 +99,7 @@ async def serving(settings: SimSettings) -> AsyncIterator[int]:
         build_app(settings),
         handler_cancellation=True,
         access_log=None,
-        keepalive_timeout=settings.keep_alive_s,
+        keepalive_timeout=_KEEP_ALIVE_S,
         shutdown_timeout=_DRAIN_S,
     )
     try:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
-_VERSION = re.compile(r"(\d+)\.(\d+)")
-
-
 _GIB = 2**30
+_POSITIVE = (
+    "block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "data_parallel", "prefill_tokens_per_s",
+)  # fmt: skip
+_NOT_NEGATIVE = ("replay_steps", "cpu_blocks", "data_parallel_start_rank", "speed", "decode_s_per_token")
+_LMCACHE_POSITIVE = (
+    "chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s", "store_bytes_per_s",
+    "redis_read_bytes_per_s", "redis_write_bytes_per_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,7 @@ class SimLmcacheSettings:
     def __post_init__(self) -> None:
         if not (self.cpu_gb > 0 or self.redis_url):
             raise ValueError("lmcache needs CPU memory or a Redis to keep chunks in")
-        for name in ("chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s",
-                     "store_bytes_per_s", "redis_read_bytes_per_s", "redis_write_bytes_per_s"):  # fmt: skip
-            if getattr(self, name) <= 0:
-                raise ValueError(f"lmcache.{name} must be positive, got {getattr(self, name)}")
+        _check(self, _LMCACHE_POSITIVE, lambda value: value > 0, "of lmcache must be positive")
 
     @property
     def chunk_kv_bytes(self) -> int:
@@ -63,8 +66,6 @@ class SimSettings:
     """0 takes a free port; `ready` is called with it."""
 
     model: str = "kvgate/sim-vlm"
-    root: str | None = None
-    """/v1/models `root` of the base model; None means `model`."""
     served_names: tuple[str, ...] = ("sim",)
     adapters: tuple[str, ...] = ()
     """LoRA adapters: served under their own names, with the first served name as `parent`."""
@@ -102,35 +103,14 @@ class SimSettings:
     lmcache: SimLmcacheSettings | None = None
     """LMCache, instead of a CPU tier."""
 
-    keep_alive_s: float = 5.0
-    """Idle connections are closed after this time, as by vLLM's uvicorn."""
-    prompt_tokens_details: bool = True
-    """Report `usage.prompt_tokens_details.cached_tokens` where not 0
-    (vLLM's --enable-prompt-tokens-details)."""
-
     @property
     def ranks(self) -> range:
         return range(self.data_parallel_start_rank, self.data_parallel_start_rank + self.data_parallel)
 
     def __post_init__(self) -> None:
-        positive = {
-            "block_size": self.block_size,
-            "num_gpu_blocks": self.num_gpu_blocks,
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "data_parallel": self.data_parallel,
-            "prefill_tokens_per_s": self.prefill_tokens_per_s,
-            "keep_alive_s": self.keep_alive_s,
-        }
-        for name, value in positive.items():
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        for name in ("replay_steps", "cpu_blocks", "data_parallel_start_rank"):
-            value = getattr(self, name)
-            if value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        if _VERSION.match(self.vllm_version) is None:
-            raise ValueError(f"vllm_version must begin with two numbers, like 0.32.0, got {self.vllm_version!r}")
+        _check(self, _POSITIVE, lambda value: value > 0, "must be positive")
+        _check(self, _NOT_NEGATIVE, lambda value: value >= 0, "must not be negative")
+        assert self.version
         if self.lmcache is not None and self.cpu_blocks:
             raise ValueError("cpu_blocks and lmcache are two answers to one question; leave one out")
         if self.lmcache is not None and self.lmcache.chunk_tokens % self.block_size:
@@ -138,25 +118,22 @@ class SimSettings:
                 f"lmcache.chunk_tokens must be a multiple of block_size ({self.block_size}), "
                 f"got {self.lmcache.chunk_tokens}"
             )
-        if self.speed < 0 or self.decode_s_per_token < 0:
-            raise ValueError("speed and decode_s_per_token must not be negative")
-        if not self.attention:
-            raise ValueError("attention must name the kind of one group at least")
-        if not self.served_names:
-            raise ValueError("served_names must name the model at least once")
-
-    @property
-    def model_root(self) -> str:
-        return self.root or self.model
 
     @property
     def version(self) -> tuple[int, int]:
         """Major and minor of `vllm_version`."""
-        found = _VERSION.match(self.vllm_version)
-        assert found is not None
+        found = re.match(r"(\d+)\.(\d+)", self.vllm_version)
+        if found is None:
+            raise ValueError(f"vllm_version must begin with two numbers, like 0.32.0, got {self.vllm_version!r}")
         return int(found[1]), int(found[2])
 
     @property
     def max_model_len(self) -> int:
         """The longest prompt plus answer, in tokens: what one engine's cache can hold."""
         return self.num_gpu_blocks * self.block_size
+
+
+def _check(settings: object, names: tuple[str, ...], is_fine: Callable[[float], bool], rule: str) -> None:
+    for name in names:
+        if not is_fine(value := getattr(settings, name)):
+            raise ValueError(f"{name} {rule}, got {value}")
