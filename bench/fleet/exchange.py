@@ -23,7 +23,7 @@ from gateway.simulator import fields
 from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer
 from gateway.simulator.chat_template import render_chat
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request, bad_value
-from gateway.simulator.planning import check_tools, plan
+from gateway.simulator.planning import forced_function, plan
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder
 from gateway.simulator.sampling import check_sampling, token_limit
 from gateway.simulator.sequence import EventTag
@@ -291,7 +291,7 @@ def _message(answer: GeneratedAnswer) -> dict[str, Any]:
 
 
 def _chat(replica: LightReplica, body: dict[str, Any]) -> tuple[EnginePrompt, GeneratedAnswer]:
-    check_tools(body)
+    function = forced_function(body)
     prompt = render_chat(
         fields.sequence(body, "messages"),
         replica.images,
@@ -300,7 +300,7 @@ def _chat(replica: LightReplica, body: dict[str, Any]) -> tuple[EnginePrompt, Ge
         cache_salt=fields.text(body, "cache_salt"),
     )
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    return prompt, _answer(replica, body, prompt, body.get(name), name)
+    return prompt, _answer(replica, body, prompt, body.get(name), name, function)
 
 
 def _completion(replica: LightReplica, body: dict[str, Any]) -> tuple[EnginePrompt, GeneratedAnswer]:
@@ -319,12 +319,17 @@ def _completion(replica: LightReplica, body: dict[str, Any]) -> tuple[EngineProm
 
 
 def _answer(
-    replica: LightReplica, body: dict[str, Any], prompt: EnginePrompt, max_tokens: int | None, name: str
+    replica: LightReplica,
+    body: dict[str, Any],
+    prompt: EnginePrompt,
+    max_tokens: int | None,
+    name: str,
+    function: dict[str, Any] | None = None,
 ) -> GeneratedAnswer:
     limit = replica.settings.capacity_tokens
     if prompt.num_tokens + 1 > limit:
         raise bad_value(f"This model's maximum context length is {limit} tokens.", "input_tokens", limit + 1)
-    answers = plan(body, [prompt], [token_limit(max_tokens, name, prompt.num_tokens, limit)])
+    answers = plan(body, [prompt], [token_limit(max_tokens, name, prompt.num_tokens, limit)], function)
     if len(answers) > 1:
         raise bad_request("a light replica gives one answer", "n")
     return answers[0]

@@ -14,9 +14,7 @@ is refused with vLLM's message. Where to look:
     settings       one replica: its models, cache and speed (rough figures, explained there)
 
     planning       from a request to its answers     answers          the words and tool calls
-    structured     what constrains an answer         stopping         where an answer ends
-    json_schema    a document that a schema accepts  logprobs         log probabilities
-    words          the vocabulary
+    structured     what constrains an answer         logprobs         log probabilities
 
     chat_template  from messages to a prompt         images           an image's size and identity
     prompt         tokens, image placeholders and block hashes

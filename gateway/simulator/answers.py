@@ -8,9 +8,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from gateway.simulator.prompt import TOKEN_BYTES, token_of
-from gateway.simulator.structured import Constraint, schema_constraint
-from gateway.simulator.words import WORDS
+from gateway.simulator import fields
+from gateway.simulator.prompt import TOKEN_BYTES, WORDS, token_of
+from gateway.simulator.structured import json_text
 
 DEFAULT_TOKENS = 16
 """The length of an answer if the request does not limit it."""
@@ -68,41 +68,20 @@ def text_answer(seed: bytes, num_tokens: int, finish_reason: str = "length") -> 
     return GeneratedAnswer(words, finish_reason)
 
 
-def constrained_answer(seed: bytes, constraint: Constraint, max_tokens: int) -> GeneratedAnswer:
-    """The text that a constraint gives, cut off only by `max_tokens`."""
-    return _cut(constraint(seed), "stop", max_tokens, None)
+def whole_answer(
+    text: str, finish_reason: str, max_tokens: int, tool: GeneratedToolCall | None = None
+) -> GeneratedAnswer:
+    """This text, cut off only by `max_tokens`. Each token has as many whole characters as fit."""
+    pieces = [""]
+    for char in text:
+        if len((pieces[-1] + char).encode()) > TOKEN_BYTES:
+            pieces.append("")
+        pieces[-1] += char
+    return GeneratedAnswer(pieces[:max_tokens], finish_reason if len(pieces) <= max_tokens else "length", tool)
 
 
 def tool_answer(seed: bytes, function: dict[str, Any], finish_reason: str, max_tokens: int) -> GeneratedAnswer:
-    """A call of `function` (name, parameters) with arguments that its schema accepts, cut off only by `max_tokens`."""
-    arguments = schema_constraint(function.get("parameters") or {"type": "object"})(seed)
-    call = GeneratedToolCall(f"chatcmpl-tool-{blake3(seed).hexdigest()[:32]}", str(function["name"]))
-    return _cut(arguments, finish_reason, max_tokens, call)
-
-
-def nothing() -> GeneratedAnswer:
-    """The answer to a pooling request, which computes a prompt and generates no token."""
-    return GeneratedAnswer((), "stop")
-
-
-def _cut(text: str, finish_reason: str, max_tokens: int, tool: GeneratedToolCall | None) -> GeneratedAnswer:
-    pieces = _pieces(text)
-    if len(pieces) > max_tokens:
-        return GeneratedAnswer(pieces[:max_tokens], "length", tool)
-    return GeneratedAnswer(pieces, finish_reason, tool)
-
-
-def _pieces(text: str) -> list[str]:
-    """Splits a text into tokens, each with as many whole characters as fit."""
-    if text.isascii():
-        return [text[at : at + TOKEN_BYTES] for at in range(0, len(text), TOKEN_BYTES)]
-    pieces = [""]
-    room = TOKEN_BYTES
-    for char in text:
-        num_bytes = len(char.encode())
-        if num_bytes > room:
-            pieces.append("")
-            room = TOKEN_BYTES
-        pieces[-1] += char
-        room -= num_bytes
-    return pieces
+    """A call of `function` (name, parameters) with arguments that its schema accepts."""
+    arguments = json_text(function.get("parameters") or {"type": "object"}, seed)
+    call = GeneratedToolCall(f"chatcmpl-tool-{blake3(seed).hexdigest()[:32]}", fields.required_text(function, "name"))
+    return whole_answer(arguments, finish_reason, max_tokens, call)

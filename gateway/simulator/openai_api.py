@@ -17,7 +17,7 @@ from gateway.simulator.chat_template import render_chat
 from gateway.simulator.errors import bad_request, bad_value
 from gateway.simulator.generation import Generation
 from gateway.simulator.logprobs import Logprobs, chat_logprobs, completion_logprobs, prompt_logprobs
-from gateway.simulator.planning import check_tools, plan
+from gateway.simulator.planning import forced_function, plan
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, token_of, tokens_of
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.sampling import check_sampling
@@ -37,10 +37,10 @@ def planned_chat(call: Call, body: dict[str, Any], name: str, max_tokens: int | 
     """Read `body`, the chat request that a call stands for. The call's field `name` is `max_tokens`. Raises a 400."""
     model, lora = call.replica.resolve_model(call.body.get("model"))
     check_sampling(body)
-    check_tools(body)
+    function = forced_function(body)
     logprobs = chat_logprobs(body)
     prompt = chat_prompt(call.replica, body, lora)
-    answers = plan(body, [prompt], [call.replica.token_limit(prompt, max_tokens, name)])
+    answers = plan(body, [prompt], [call.replica.token_limit(prompt, max_tokens, name)], function)
     return PlannedChat(model, prompt, answers, logprobs)
 
 

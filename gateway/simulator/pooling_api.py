@@ -12,7 +12,7 @@ from aiohttp import web
 from blake3 import blake3
 
 from gateway.simulator import fields
-from gateway.simulator.answers import GeneratedAnswer, nothing
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.call import Call
 from gateway.simulator.errors import bad_request
 from gateway.simulator.generation import SimUsage
@@ -21,6 +21,7 @@ from gateway.simulator.prompt import EnginePrompt, token_ids, token_text
 
 _DIMENSIONS = 64
 _MAX_DIMENSIONS = 4096
+_NOTHING = GeneratedAnswer((), "stop")
 
 
 async def embeddings(call: Call) -> web.StreamResponse:
@@ -32,7 +33,7 @@ async def embeddings(call: Call) -> web.StreamResponse:
     dimensions = fields.integer(call.body, "dimensions", minimum=1) or _DIMENSIONS
     if dimensions > _MAX_DIMENSIONS:
         raise bad_request(f"dimensions must be at most {_MAX_DIMENSIONS}, got {dimensions}", "dimensions")
-    answers = [nothing()] * len(prompts)
+    answers = [_NOTHING] * len(prompts)
     usage = await _compute(call, prompts, answers)
     encode = _as_base64 if call.body.get("encoding_format") == "base64" else array.tolist
     sizes = [0 if answer.finish_reason == "abort" else dimensions for answer in answers]  # an aborted one is empty
@@ -88,7 +89,7 @@ async def tokenize(call: Call) -> web.StreamResponse:
 async def _scores(call: Call, pairs: Iterable[tuple[str, str]], lora: str | None) -> tuple[list[float], SimUsage]:
     """Computes each query with its text."""
     prompts = [text_prompt(f"{query}\n{text}", lora) for query, text in pairs]
-    usage = await _compute(call, prompts, [nothing()] * len(prompts))
+    usage = await _compute(call, prompts, [_NOTHING] * len(prompts))
     return [int.from_bytes(prompt.seed[:4], "big") / 2**32 for prompt in prompts], usage
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import product
 
 from blake3 import blake3
 
@@ -16,6 +17,8 @@ from gateway.simulator.errors import bad_request
 from gateway.simulator.images import Image
 
 TOKEN_BYTES = 4
+WORDS = ["".join(letters) for letters in product("bdfgklmnprstvzhj", "aeio", "dlnr")]
+"""The vocabulary: 256 words of three letters. With a space or a full stop, each is one token."""
 _PAD = b"\xff"
 _IMAGE_TOKEN = b"\xff\xff\xff\xfe"
 _HASH_BYTES = 8

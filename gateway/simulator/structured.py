@@ -1,15 +1,25 @@
-"""The constraints of an answer: `response_format`, and vLLM's own `structured_outputs`."""
+"""Constrained answers: `response_format`, vLLM's `structured_outputs`, and documents that a JSON schema accepts.
+
+Of a schema are read $ref, allOf, the first of anyOf and oneOf, const, enum, type, properties, required, items,
+prefixItems, minItems, maxItems, the bounds of numbers, multipleOf, minLength, maxLength, format and pattern. Other
+keywords are ignored. For a pattern a few texts are tried, its own words among them.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import operator
+import re
 from collections.abc import Callable
+from fractions import Fraction
 from random import Random
 from typing import Any
 
 import orjson
 
 from gateway.simulator.errors import bad_request, bad_value
-from gateway.simulator.json_schema import NoValue, json_text, text_for
+from gateway.simulator.prompt import WORDS
 
 Constraint = Callable[[bytes], str]
 """Makes the text of an answer, the same one for the same seed. Raises a 400 if there is none."""
@@ -18,6 +28,29 @@ _ANY_OBJECT = {"properties": {"answer": {"type": "string"}}}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _HOW_MANY = "You must use one kind of structured outputs constraint"
 _HOW_MANY_AT_MOST = "You can only use one kind of structured outputs constraint"
+_SHALLOW = 4
+"""Values that may be absent are present down to this depth, so that recursive schemas end."""
+_MOST_VALUES = 20_000
+_MOST_CHARS = 100_000
+_FORMATS = {
+    "date-time": "2026-01-31T12:00:00Z",
+    "date": "2026-01-31",
+    "time": "12:00:00Z",
+    "duration": "P3D",
+    "email": "somebody@some.example",
+    "hostname": "some.example",
+    "uri": "https://some.example/page",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uuid": "7d444840-9dc0-41d1-b245-5ffdce74fad2",
+}
+_TEXTS = (*(char * length for length in range(1, 21) for char in "0aA"), *_FORMATS.values(), "")
+_BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
+    "minimum": operator.ge,
+    "exclusiveMinimum": operator.gt,
+    "maximum": operator.le,
+    "exclusiveMaximum": operator.lt,
+}
 
 
 def constraint(body: dict[str, Any]) -> Constraint | None:
@@ -43,21 +76,6 @@ def constraint(body: dict[str, Any]) -> Constraint | None:
     return _constraint(kind, given)
 
 
-def schema_constraint(schema: object) -> Constraint:
-    """The constraint to JSON that a schema accepts."""
-    return _satisfied(lambda seed: json_text(schema, seed))
-
-
-def _satisfied(text: Constraint) -> Constraint:
-    def satisfied(seed: bytes) -> str:
-        try:
-            return text(seed)
-        except NoValue as error:
-            raise bad_request(f"Grammar error: {error}") from error
-
-    return satisfied
-
-
 def _schema_of(response_format: dict[str, Any]) -> dict[str, Any]:
     told = response_format.get("json_schema")
     if told is None:
@@ -70,18 +88,19 @@ def _schema_of(response_format: dict[str, Any]) -> dict[str, Any]:
 def _constraint(kind: str, given: Any) -> Constraint:
     match kind:
         case "json":
-            return schema_constraint(_parsed(given) if isinstance(given, str) else given)
+            schema = _parsed(given) if isinstance(given, str) else given
+            return lambda seed: json_text(schema, seed)
         case "choice":
             if not given:
                 raise bad_request(f"Choice '{given}' cannot be an empty list")
             return lambda seed: str(Random(seed).choice(given))
         case "regex":
-            return _satisfied(lambda _: text_for(given))
+            return lambda _: _text_for(given)
         case "json_object":
             if given is not True:
                 message = "structured_outputs.json_object must be True if set; omit structured_outputs to disable"
                 raise bad_request(f"{message} structured outputs")
-            return schema_constraint(_ANY_OBJECT)
+            return lambda seed: json_text(_ANY_OBJECT, seed)
     raise bad_request(f"The simulated replica knows no {kind}; it has json, json_object, regex and choice.")
 
 
@@ -90,3 +109,139 @@ def _parsed(text: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise bad_request("Invalid JSON grammar specification.") from error
+
+
+def json_text(schema: object, seed: bytes) -> str:
+    """A document that `schema` accepts, the same one for the same seed. Raises a 400 if the schema is wrong, nothing
+    satisfies it, or nothing is found here."""
+    try:
+        value = _Writer(schema, Random(seed)).value(schema, 0)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise bad_request(f"Grammar error: {error}") from error
+
+
+def _text_for(pattern: str, least: int = 0, most: int = _MOST_CHARS) -> str:
+    """A text of `least` to `most` characters in which `pattern` is found. Raises a 400."""
+    try:
+        expression = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise bad_request(f"Grammar error: regex parse error: {pattern!r}: {error}") from error
+    words: list[str] = re.findall(r"\w+", pattern)
+    for text in (*words, *_TEXTS):
+        if least <= len(text) <= most and expression.search(text):
+            return text
+    raise bad_request(f"Grammar error: no text of {least} to {most} characters is found for {pattern!r}")
+
+
+class _Writer:
+    def __init__(self, root: object, random: Random) -> None:
+        self._root = root
+        self._random = random
+        self._values_left = _MOST_VALUES
+
+    def value(self, schema: Any, depth: int) -> Any:
+        schema = self._plain(schema, depth)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self._random.choice(schema["enum"])
+        match _kind(schema, depth):
+            case "object":
+                return self._object(schema, depth)
+            case "array":
+                return self._array(schema, depth)
+            case "string":
+                return self._text(schema)
+            case "integer":  # one that is a multiple of p/q is one of p
+                return int(self._number(schema, Fraction(_exact(schema.get("multipleOf", 1)).numerator)))
+            case "number":
+                return float(self._number(schema, _exact(schema.get("multipleOf", 0.001))))
+            case "boolean":
+                return self._random.random() < 0.5
+            case "null":
+                return None
+            case kind:
+                raise ValueError(f"Invalid type: {kind}")
+
+    def _plain(self, schema: Any, depth: int) -> dict[str, Any]:
+        """The schema, the parts of its allOf, what its $ref names and one of its anyOf and oneOf, all in one."""
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise ValueError(f"the simulated replica writes at most {_MOST_VALUES} values")
+        if schema is True:
+            return {}
+        if not isinstance(schema, dict):
+            raise ValueError(f"Unsatisfiable schema: {schema!r}")
+        parts = list(schema.get("allOf", ()))
+        if "$ref" in schema:
+            parts.append(self._named(schema["$ref"]))
+        several = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
+        parts += [each[0] if depth < _SHALLOW else min(each, key=_is_nested) for each in several]
+        plain = {name: value for name, value in schema.items() if name not in ("$ref", "allOf", "anyOf", "oneOf")}
+        for part in parts:
+            inner = self._plain(part, depth)
+            properties = {**inner.get("properties", {}), **plain.get("properties", {})}
+            required = [*inner.get("required", ()), *plain.get("required", ())]
+            plain = {**inner, **plain}
+            plain |= ({"properties": properties} if properties else {}) | ({"required": required} if required else {})
+        return plain
+
+    def _named(self, ref: str) -> Any:
+        found: Any = {"#": self._root}
+        try:
+            for step in ref.split("/"):
+                found = found[int(step) if isinstance(found, list) else step]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"Pointer '{ref.removeprefix('#')}' does not exist") from error
+        return found
+
+    def _object(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        names = [name for name in properties if depth < _SHALLOW or name in required]
+        names += [name for name in required if name not in properties]
+        others = schema.get("additionalProperties", True)
+        return {name: self.value(properties.get(name, others), depth + 1) for name in names}
+
+    def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
+        first, others = schema.get("prefixItems", []), schema.get("items", True)
+        wanted = (len(first) or 1) if depth < _SHALLOW else 0
+        count = max(schema.get("minItems", 0), min(wanted, schema.get("maxItems", wanted)))
+        return [self.value(first[at] if at < len(first) else others, depth + 1) for at in range(count)]
+
+    def _number(self, schema: dict[str, Any], step: Fraction) -> Fraction:
+        """A multiple of `step` next to a bound, or any if there is none."""
+        bounds = {name: _exact(schema[name]) for name in _BOUNDS if name in schema}
+        for near in bounds.values() or [Fraction(self._random.randint(0, 100))]:
+            for value in (step * (math.floor(near / step) + more) for more in (0, 1, -1)):
+                if all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
+                    return value
+        least, most = (schema.get(side, schema.get(f"exclusive{side.title()}")) for side in ("minimum", "maximum"))
+        raise ValueError(f"Unsatisfiable schema: minimum ({least}) is greater than maximum ({most})")
+
+    def _text(self, schema: dict[str, Any]) -> str:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", _MOST_CHARS)
+        if "pattern" in schema:
+            return _text_for(schema["pattern"], least, most)
+        text = _FORMATS.get(schema.get("format", "")) or self._random.choice(WORDS)
+        while len(text) < min(least, _MOST_CHARS):
+            text += " " + self._random.choice(WORDS)
+        if not least <= len(text[:most]):
+            raise ValueError(f"Unsatisfiable schema: no text has {least} to {min(most, _MOST_CHARS)} characters")
+        return text[:most]
+
+
+def _kind(schema: dict[str, Any], depth: int) -> object:
+    told = schema.get("type")
+    if isinstance(told, list):
+        return "null" if depth >= _SHALLOW and "null" in told else told[0]
+    keywords = {"properties": "object", "required": "object", "items": "array", "prefixItems": "array"}
+    return told or next((kind for keyword, kind in keywords.items() if keyword in schema), "string")
+
+
+def _is_nested(schema: Any) -> bool:
+    return schema is not True and schema.get("type", "object") in ("object", "array")
+
+
+def _exact(value: float) -> Fraction:
+    return Fraction(str(value))
