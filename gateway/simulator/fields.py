@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.simulator.errors import bad_request
 
+_Kind = TypeVar("_Kind")
+
 
 def text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise bad_request(f"{name}: Input should be a valid string", name)
-    return value
+    return _typed(body, name, str, "string")
 
 
 def required_text(body: Mapping[str, Any], name: str) -> str:
@@ -23,53 +22,35 @@ def required_text(body: Mapping[str, Any], name: str) -> str:
 
 
 def integer(body: Mapping[str, Any], name: str, minimum: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_request(f"{name}: Input should be a valid integer", name)
-    if value < minimum:
+    value = _typed(body, name, int, "integer")
+    if value is not None and value < minimum:
         raise bad_request(f"{name} must be at least {minimum}, got {value}.", name)
     return value
 
 
-def number(body: Mapping[str, Any], name: str, default: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise bad_request(f"{name}: Input should be a valid number", name)
-    return float(value)
-
-
 def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise bad_request(f"{name}: Input should be a valid boolean", name)
-    return value
+    value = _typed(body, name, bool, "boolean")
+    return default if value is None else value
 
 
 def sequence(body: Mapping[str, Any], name: str) -> list[Any]:
     """The list under `name`; empty where the field is absent or null."""
-    value = body.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise bad_request(f"{name}: Input should be a valid list", name)
-    return value
+    return _typed(body, name, list, "list") or []
 
 
 def mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The object under `name`; empty where the field is absent or null."""
-    value = body.get(name)
-    if value is None:
-        return {}
-    return as_mapping(value, name)
+    return _typed(body, name, dict, "dictionary") or {}
 
 
 def as_mapping(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
+    if value is None:
         raise bad_request(f"{where}: Input should be a valid dictionary", where)
+    return mapping({where: value}, where)
+
+
+def _typed(body: Mapping[str, Any], name: str, kind: type[_Kind], word: str) -> _Kind | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise bad_request(f"{name}: Input should be a valid {word}", name)
     return value

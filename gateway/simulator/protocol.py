@@ -29,6 +29,12 @@ def _number(name: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+class _Open(TypedDict):
+    """An object whose unknown fields are kept."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+
 class _StreamOptions(TypedDict, total=False):
     include_usage: bool | None
     continuous_usage_stats: bool | None
@@ -41,8 +47,7 @@ class _JsonSchema(TypedDict):
     strict: NotRequired[bool | None]
 
 
-class _ResponseFormat(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+class _ResponseFormat(_Open):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NotRequired[_JsonSchema | None]
 
@@ -56,23 +61,20 @@ class _StructuredOutputs(TypedDict, total=False):
     structural_tag: str | None
 
 
-class _Function(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+class _Function(_Open):
     name: str
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
 
 
-class _Tool(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+class _Tool(_Open):
     function: _Function
     type: NotRequired[Literal["function"]]
 
 
-class _Request(TypedDict, total=False):
+class _Request(_Open, total=False):
     """The fields of every API."""
 
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     stream: bool | None
     temperature: float | None
     top_p: float | None
@@ -172,8 +174,7 @@ class _MessagesTool(TypedDict):
     input_schema: dict[str, Any]
 
 
-class _Message(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+class _Message(_Open):
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
@@ -204,15 +205,13 @@ class MessagesRequest(CountTokensRequest, total=False):
     output_config: _OutputConfig | None
 
 
-class _TextFormat(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+class _TextFormat(_Open):
     type: Literal["text", "json_object", "json_schema"]
     name: NotRequired[str]
     schema: NotRequired[dict[str, Any]]
 
 
-class _TextConfig(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+class _TextConfig(_Open, total=False):
     format: _TextFormat | None
 
 
