@@ -155,7 +155,7 @@ class Call:
     def _last_words(self, refused: RequestRefused) -> bytes:
         """The end of a stream whose engine has failed."""
         if self.request.path == "/v1/messages":
-            return b"event: error\ndata: " + refused.anthropic_body() + b"\n\n"
+            return b"event: error\ndata: " + refused.body_for(self.request.path) + b"\n\n"
         return b"data: " + refused.openai_body() + b"\n\ndata: [DONE]\n\n"
 
 
@@ -164,14 +164,9 @@ def event(kind: str, data: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
 
 
-def inference(
-    replica: SimReplica,
-    handler: Callable[[Call], Awaitable[web.StreamResponse]],
-    parse: Parse,
-    error_body: Callable[[RequestRefused], bytes] = RequestRefused.openai_body,
-) -> Handler:
+def inference(replica: SimReplica, handler: Callable[[Call], Awaitable[web.StreamResponse]], parse: Parse) -> Handler:
     """The aiohttp handler of an inference endpoint. It counts the request, applies faults, reads the body by `parse`,
-    and refuses bad requests in the API's shape."""
+    and refuses bad requests."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         await replica.faults.until_free()
@@ -186,9 +181,9 @@ def inference(
             await replica.faults.until_free()
             return await handler(Call(replica, request, parse(body), request_id, fault))
         except RequestRefused as refused:
-            return _refusal(refused, error_body)
+            return _refusal(request, refused)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM answers these for odd input
-            return _refusal(bad_request(str(error)), error_body)
+            return _refusal(request, bad_request(str(error)))
 
     return handle
 
@@ -204,7 +199,7 @@ def control(
         try:
             return await handler(replica, request)
         except RequestRefused as refused:
-            return _refusal(refused, RequestRefused.openai_body)
+            return _refusal(request, refused)
 
     return handle
 
@@ -232,5 +227,5 @@ async def _strike_first(request: web.Request, fault: Fault) -> None:
     await hang()
 
 
-def _refusal(refused: RequestRefused, error_body: Callable[[RequestRefused], bytes]) -> web.Response:
-    return web.Response(status=refused.status, body=error_body(refused), content_type="application/json")
+def _refusal(request: web.Request, refused: RequestRefused) -> web.Response:
+    return web.Response(status=refused.status, body=refused.body_for(request.path), content_type="application/json")

@@ -44,15 +44,15 @@ def render_chat(
     builder = PromptBuilder()
     for title, settings in (("tools", tools), ("chat_template_kwargs", template_kwargs)):
         if settings:
-            _open_turn(builder, title)
+            builder.line(f"{_START}{title}\n")
             builder.text(orjson.dumps(settings).decode())
-            _close_turn(builder)
+            builder.line(_END)
     for at, message in enumerate(messages):
         _render_message(builder, fields.as_mapping(message, f"messages.{at}"), images)
         if not (continue_final_message and at == len(messages) - 1):
-            _close_turn(builder)
+            builder.line(_END)
     if generation_prompt:
-        _open_turn(builder, "assistant")
+        builder.line(f"{_START}assistant\n")
     return builder.build(lora, cache_salt)
 
 
@@ -65,11 +65,10 @@ def text_of_content(content: object) -> str:
 
 def _render_message(builder: PromptBuilder, message: dict[str, Any], images: ImageReader) -> None:
     role = fields.required_text(message, "role")
-    _open_turn(builder, role)
+    builder.line(f"{_START}{role}\n")
     for name in _RENDERED_FIELDS:
         if value := fields.text(message, name):
-            builder.text(f"{name}: {value}\n")
-            builder.end_token()
+            builder.line(f"{name}: {value}\n")
     content = message.get("content")
     if isinstance(content, str):
         builder.text(content)
@@ -97,14 +96,3 @@ def _render_part(builder: PromptBuilder, part: object, images: ImageReader) -> N
         builder.image(images.read(url, fields.text(part, "uuid")))
     else:
         raise bad_request(f"Unknown part type: {kind}", "messages")
-
-
-def _open_turn(builder: PromptBuilder, role: str) -> None:
-    builder.text(f"{_START}{role}\n")
-    builder.end_token()
-
-
-def _close_turn(builder: PromptBuilder) -> None:
-    builder.end_token()
-    builder.text(_END)
-    builder.end_token()

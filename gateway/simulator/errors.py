@@ -34,9 +34,9 @@ class RequestRefused(Exception):
         error = {"message": self.message, "type": self._type(), "param": self.param, "code": self.status}
         return orjson.dumps({"error": error})
 
-    def anthropic_body(self) -> bytes:
-        """The shape of /v1/messages. vLLM uses OpenAI's shape there for requests that it cannot read."""
-        if self.type == UNREADABLE:
+    def body_for(self, path: str) -> bytes:
+        """In the shape of the path's API. vLLM uses OpenAI's on /v1/messages, too, for requests that it cannot read."""
+        if self.type == UNREADABLE or not path.startswith("/v1/messages"):
             return self.openai_body()
         return orjson.dumps({"type": "error", "error": {"type": self._type(), "message": self.message}})
 

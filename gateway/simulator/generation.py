@@ -48,8 +48,7 @@ class Generation:
         self._engine = engine
         self._answers = answers
         self._each_token = each_token
-        self._ready = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
         self._n = len(answers) // len(prompts)
         for at, answer in enumerate(answers):
             prompt = prompts[at // self._n]
@@ -71,17 +70,12 @@ class Generation:
             for sequence in self.sequences:
                 self._engine.abort(sequence)
             self._unfinished = 0
-            self._wake()
+            self._news.set()
 
     async def progress(self) -> None:
         """Wait for something new. Only one task may wait at a time."""
-        if not self._ready:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        self._ready = False
+        await self._news.wait()
+        self._news.clear()
 
     async def completion(self) -> None:
         """Run to the end. Aborts if cancelled."""
@@ -101,12 +95,7 @@ class Generation:
         if sequence.state in (SequenceState.FINISHED, SequenceState.ABORTED):
             self._unfinished -= 1
         if self._each_token or self._unfinished == 0:
-            self._wake()
-
-    def _wake(self) -> None:
-        self._ready = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._news.set()
 
     def new_tokens(self) -> Iterator[tuple[int, int]]:
         """The tokens since the last call, as (choice, place of the token in its answer)."""

@@ -67,6 +67,12 @@ class PromptBuilder:
         """Append text. It shares a token with the text before it, unless `end_token` is called between."""
         self._append(text.encode())
 
+    def line(self, text: str) -> None:
+        """Append text that shares no token with the pieces around it."""
+        self.end_token()
+        self.text(text)
+        self.end_token()
+
     def end_token(self) -> None:
         """Let the next piece begin with a new token."""
         if missing := -self._num_bytes % TOKEN_BYTES:

@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections import OrderedDict
+from collections import deque
 from typing import Any
 
 import zmq
@@ -39,7 +39,7 @@ class EventPublisher:
         self._settings = settings
         self._rank = rank
         self._faults = faults
-        self._ring: OrderedDict[int, bytes] = OrderedDict()
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=settings.replay_steps)
         self._next_seq = 0
         self._delayed: _Frames | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -95,7 +95,7 @@ class EventPublisher:
         fault = self._faults.take(*OF_EVENTS) if delayed is None else None
         mode = None if fault is None else fault.mode
         if mode != "lose_events":
-            self._remember(seq, frames[-1])
+            self._ring.append((seq, frames[-1]))
         if mode == "delay_events":
             self._delayed = frames
         elif mode not in ("drop_events", "lose_events"):
@@ -109,27 +109,15 @@ class EventPublisher:
         """Answer replay requests one after another, for ever. Returns at once if there is no ring."""
         while (replay := self._replay) is not None:
             frames = await replay.recv_multipart()
-            if len(frames) == _REPLAY_REQUEST_FRAMES:
-                client, _, start = frames
-                await self._send_replay(replay, client, int.from_bytes(start, "big"))
-
-    async def _send_replay(self, replay: zmq.asyncio.Socket, client: bytes, start: int) -> None:
-        # The ring changes while the engine runs, so nothing of it is kept across these pauses.
-        seq = start
-        while self._ring and seq < self._next_seq:
-            seq = max(seq, next(iter(self._ring)))
-            for each in range(seq, min(seq + _REPLAY_BURST, self._next_seq)):
-                if (kept := self._ring.get(each)) is not None:
-                    await replay.send_multipart((client, b"", TOPIC, _number(each), kept))
-            seq += _REPLAY_BURST
-            await asyncio.sleep(0)
-        await replay.send_multipart((client, b"", b"", _END, b""))
-
-    def _remember(self, seq: int, kept: bytes) -> None:
-        if self._settings.replay_steps:
-            self._ring[seq] = kept
-            if len(self._ring) > self._settings.replay_steps:
-                self._ring.popitem(last=False)
+            if len(frames) != _REPLAY_REQUEST_FRAMES:
+                continue
+            client, _, start = frames
+            for seq, kept in list(self._ring):
+                if seq >= int.from_bytes(start, "big"):
+                    await replay.send_multipart((client, b"", TOPIC, _number(seq), kept))
+                if seq % _REPLAY_BURST == 0:
+                    await asyncio.sleep(0)
+            await replay.send_multipart((client, b"", b"", _END, b""))
 
     def _send(self, frames: _Frames) -> None:
         if self._live is not None:

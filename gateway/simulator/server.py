@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gateway.simulator import control_api, lmcache_api, messages_api, openai_api, pooling_api, protocol, responses_api
 from gateway.simulator.call import control, inference
-from gateway.simulator.errors import RequestRefused, not_found
+from gateway.simulator.errors import not_found
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.validation import parser, unread
@@ -34,8 +34,6 @@ _INFERENCE = {
     "/v1/rerank": (pooling_api.rerank, unread),
     "/rerank": (pooling_api.rerank, unread),
     "/tokenize": (pooling_api.tokenize, unread),
-}
-_INFERENCE_ANTHROPIC = {
     "/v1/messages": (messages_api.messages, parser(protocol.MessagesRequest)),
     "/v1/messages/count_tokens": (messages_api.count_tokens, parser(protocol.CountTokensRequest)),
 }
@@ -81,8 +79,6 @@ def build_app(settings: SimSettings) -> web.Application:
     app[_REPLICA] = replica
     for path, (handler, parse) in _INFERENCE.items():
         app.router.add_post(path, inference(replica, handler, parse))
-    for path, (handler, parse) in _INFERENCE_ANTHROPIC.items():
-        app.router.add_post(path, inference(replica, handler, parse, RequestRefused.anthropic_body))
     for path, told in _TOLD.items():
         app.router.add_get(path, control(replica, partial(_as_json, told)))
     for method, path, control_handler in _CONTROL:
