@@ -21,8 +21,7 @@ is refused with vLLM's message. Where to look:
     sequence       one prompt and its answer inside an engine
     generation     one request's sequences, and the wait for their tokens
     engine         the step loop                     cache            blocks: hits, LRU eviction, reference counts
-    offload        vLLM's CPU tier                   sim_lmcache      LMCache's chunks in CPU memory
-    chunk_redis    ... and in a Redis
+    offload        vLLM's CPU tier                   sim_lmcache      LMCache's chunks, in CPU memory and in a Redis
     events         vLLM's KV events                  publisher        sends them over ZeroMQ, and replays them
     metrics        vLLM's metrics                    stats            counts of one engine, which metrics shows
     faults         failures on demand                sleep            sleep and pause

@@ -13,14 +13,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from gateway.simulator.cache import Block, BlockCache
 from gateway.simulator.events import Event, EventLog
 from gateway.simulator.offload import CpuTier
 from gateway.simulator.sequence import SequenceState, TokenSequence
 from gateway.simulator.settings import SimSettings
-from gateway.simulator.sim_lmcache import SimLmcache
 from gateway.simulator.stats import EngineStats
+
+if TYPE_CHECKING:
+    from gateway.simulator.sim_lmcache import SimLmcache
 
 _FULL_SPEED_BURST_STEPS = 16
 """At speed 0 the engine yields to the loop after this many steps, so that an answer of default length is one write."""

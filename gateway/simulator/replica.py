@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.engine import SimEngine
@@ -20,9 +20,11 @@ from gateway.simulator.publisher import EventPublisher
 from gateway.simulator.sampling import TokenLimit, token_limit
 from gateway.simulator.sequence import EventTag
 from gateway.simulator.settings import SimSettings
-from gateway.simulator.sim_lmcache import SimLmcache
 from gateway.simulator.sleep import Sleep
 from gateway.tasks import Tasks
+
+if TYPE_CHECKING:
+    from gateway.simulator.sim_lmcache import SimLmcache
 
 _RECENT = 64
 _STORED_RESPONSES = 1000
@@ -44,8 +46,7 @@ class SimReplica:
         self.faults = Faults(self._forget_idle, self._stall)
         self.metrics = SimMetrics(settings, self.images)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in settings.ranks if settings.events]
-        told = settings.lmcache
-        self.lmcache = None if told is None else SimLmcache(told, settings.model, settings.speed)
+        self.lmcache = _lmcache(settings)
         self.engines = [
             SimEngine(
                 settings,
@@ -152,7 +153,7 @@ class SimReplica:
             "blocks_evicted": sum(each.blocks_evicted for each in stats),
             "prompt_tokens": sum(each.prefix_queries_tokens for each in stats),
             "cached_tokens": sum(each.prefix_hits_tokens + each.external_hits_tokens for each in stats),
-            "lmcache": None if self.lmcache is None else self.lmcache.state(),
+            "lmcache": None if self.lmcache is None else self.lmcache.stats,
             "lora_calls": self.num_lora_calls,
             "failing": self.faults.active(),
             "blocked": self.faults.blocked,
@@ -193,6 +194,14 @@ class SimReplica:
                 raise bad_request(f"data_parallel_rank {rank} is out of range [0, {len(self.engines)}).")
             return self.engines[int(rank)]
         return min(self.engines, key=lambda engine: 4 * len(engine.waiting) + len(engine.running))
+
+
+def _lmcache(settings: SimSettings) -> SimLmcache | None:
+    if settings.lmcache is None:
+        return None
+    from gateway.simulator.sim_lmcache import SimLmcache  # few replicas have one, and redis-py takes 50 ms to import
+
+    return SimLmcache(settings.lmcache, settings.model, settings.speed)
 
 
 def _prompts_of(generation: Generation) -> dict[str, Any]:

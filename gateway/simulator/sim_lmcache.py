@@ -7,51 +7,43 @@ found are stored after they are computed; generated tokens are not stored. Copie
 the engine's steps. Transfers to and from Redis only delay each other.
 
 In Redis, a chunk has the name that LMCache gives it (coordinator/lmcache_chunks.py), as if a real replica had stored
-it; its value is a placeholder. KV events do not mention chunks.
+it; its value is a placeholder. Transfer times are simulated by a rate. If Redis fails, answers do not: no chunk is
+found or kept until Redis is back. KV events do not mention chunks.
 """
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from coordinator.errors import StoreError
 from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
+from coordinator.redis.wire import Wire
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.sequence import ChunkLookup, TokenSequence
 from gateway.simulator.settings import SimLmcacheSettings
 from gateway.tasks import Tasks
 
-if TYPE_CHECKING:
-    from gateway.simulator.chunk_redis import ChunkRedis
-
+_CONNECT_S = 1.0
+_BUDGET_S = 2.0
+"""The limit for all of one prompt's commands together, like `lmcache.redis.max_stall_s` in a replica's file."""
 _BOUNDS_GB_PER_S = (0.0, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 750.0, 1e3, 2.5e3, 5e3, 7.5e3, 1e4)
 
 
-@dataclass(slots=True)
-class LmcacheStats:
-    """Counters since the start, in bytes of KV."""
-
-    fetched_bytes: int = 0
-    """Fetched from Redis."""
-    kept_bytes: int = 0
-    """Stored in CPU memory, without chunks that were there."""
-    held_bytes: int = 0
-    """In CPU memory now."""
-    sent_bytes: int = 0
-    """Sent to Redis."""
-
-
 class SimLmcache:
-    """One server for the engines of one replica."""
+    """One server for the engines of one replica. Transfers between it and Redis take place one after another in each
+    direction."""
 
     def __init__(self, settings: SimLmcacheSettings, model: str, speed: float) -> None:
         """`model` is the name that the replica was started with."""
-        self.stats = LmcacheStats()
+        self.stats = dict.fromkeys(("fetched_bytes", "kept_bytes", "held_bytes", "sent_bytes"), 0)
+        """Bytes of KV since the start: fetched from Redis, stored in CPU memory without chunks that were there, held in
+        CPU memory now, sent to Redis."""
         self._settings = settings
         self._names = ChunkNames(settings.key_prefix, model, settings.chunk_tokens)
         self._cpu: OrderedDict[str, None] = OrderedDict()
@@ -59,19 +51,21 @@ class SimLmcache:
         self._cpu_chunks = int(settings.cpu_gb * 1e9 // settings.chunk_kv_bytes)
         self.metrics = CollectorRegistry()
         self._loaded = _speeds(self.metrics, "l0_l1_load", device="cuda:0", engine_id="0", model_name=model)
-        from_redis = _speeds(self.metrics, "l2_load", l2_name="valkey")
-        self._redis = _redis(settings, speed, from_redis) if settings.redis_url else None
+        self._fetched = _speeds(self.metrics, "l2_load", l2_name="valkey")
+        self._reading, self._writing, self._connecting = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._wire: Wire | None = None
         self._speed = speed
         self._tasks = Tasks()
         self.load_s_per_token = settings.kv_bytes_per_token / settings.load_bytes_per_s
 
     def __repr__(self) -> str:
-        return f"<Lmcache {len(self._cpu)} of {self._cpu_chunks} chunks in CPU memory, {self._redis!r}>"
+        return f"<Lmcache {len(self._cpu)} of {self._cpu_chunks} chunks in CPU memory, {self._wire!r}>"
 
     async def close(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            await wire.close()
         await self._tasks.close()
-        if self._redis is not None:
-            await self._redis.close()
 
     def loadable_tokens(self, sequence: TokenSequence, wake: Callable[[], None]) -> int | None:
         """How many leading tokens of its prompt can be loaded. None if that is not known yet; `wake` is called when it
@@ -79,11 +73,11 @@ class SimLmcache:
         lookup = sequence.lookup
         if lookup is None:
             lookup = sequence.lookup = ChunkLookup(self._chunk_names(sequence.prompt))
-            in_cpu = self._in_cpu(lookup.names)
-            if self._redis is None or in_cpu == len(lookup.names):
+            in_cpu = next((at for at, name in enumerate(lookup.names) if name not in self._cpu), len(lookup.names))
+            if not self._settings.redis_url or in_cpu == len(lookup.names):
                 self._found(lookup, in_cpu)
             else:
-                self._tasks.spawn(self._fetch(self._redis, lookup, in_cpu, wake), "chunks are fetched")
+                self._tasks.spawn(self._fetch(lookup, in_cpu, wake), "chunks are fetched")
         return None if lookup.found is None else lookup.found * self._settings.chunk_tokens
 
     def load(self, tokens: int) -> None:
@@ -102,25 +96,59 @@ class SimLmcache:
             return 0.0
         lookup.offered = full
         self._keep_in_cpu(new)
-        if self._redis is not None:
-            self._redis.put(new)
-            self.stats.sent_bytes += len(new) * self._settings.chunk_kv_bytes
+        if self._settings.redis_url:
+            self._tasks.spawn(self._send(new), "chunks are stored")
+            self.stats["sent_bytes"] += len(new) * self._settings.chunk_kv_bytes
         return len(new) * self._settings.chunk_kv_bytes / self._settings.store_bytes_per_s
 
     def clear_cpu(self) -> None:
         """Forget all chunks in CPU memory, like POST /cache/clear."""
         self._cpu.clear()
-        self.stats.held_bytes = 0
+        self.stats["held_bytes"] = 0
 
-    def state(self) -> dict[str, int]:
-        return asdict(self.stats)
-
-    async def _fetch(self, redis: ChunkRedis, lookup: ChunkLookup, in_cpu: int, wake: Callable[[], None]) -> None:
-        fetched = await redis.fetch(lookup.names[in_cpu:])
-        self.stats.fetched_bytes += fetched * self._settings.chunk_kv_bytes
-        self._keep_in_cpu(lookup.names[in_cpu : in_cpu + fetched])
+    async def _fetch(self, lookup: ChunkLookup, in_cpu: int, wake: Callable[[], None]) -> None:
+        """Fetches chunks from Redis up to the first one that is missing."""
+        names, settings, clock = lookup.names[in_cpu:], self._settings, asyncio.get_running_loop().time
+        fetched, began_s = 0, clock()
+        if there := _leading(await self._ask([("EXISTS", name) for name in names])):
+            chunk_s = settings.redis_chunk_s + settings.chunk_kv_bytes / settings.redis_read_bytes_per_s
+            await self._transfer(self._reading, there * chunk_s)
+            fetched = _leading(await self._ask([("GET", name) for name in names[:there]]))
+            self._fetched(there * settings.chunk_kv_bytes, clock() - began_s)
+        self.stats["fetched_bytes"] += fetched * settings.chunk_kv_bytes
+        self._keep_in_cpu(names[:fetched])
         self._found(lookup, in_cpu + fetched)
         wake()
+
+    async def _send(self, names: Sequence[str]) -> None:
+        settings = self._settings
+        await self._transfer(self._writing, len(names) * settings.chunk_kv_bytes / settings.redis_write_bytes_per_s)
+        value = bytes(settings.value_bytes)
+        await self._ask([("SET", name, value, "EX", settings.ttl_s) for name in names])
+
+    async def _transfer(self, direction: asyncio.Lock, seconds: float) -> None:
+        """Wait for as long as a transfer takes that is requested now, in simulated seconds."""
+        if self._speed > 0:
+            async with direction:
+                await asyncio.sleep(seconds / self._speed)
+
+    async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Redis' replies; empty if it did not answer in time."""
+        url = self._settings.redis_url
+        assert url is not None
+        try:
+            async with asyncio.timeout(_BUDGET_S):
+                async with self._connecting:
+                    wire = self._wire = self._wire or await Wire.open(url, _CONNECT_S, self._lose)
+                return list(await asyncio.gather(*(wire.send(*command) for command in commands)))
+        except (StoreError, TimeoutError):
+            return []
+
+    def _lose(self, _error: StoreError) -> None:
+        """The next command opens another connection."""
+        lost, self._wire = self._wire, None
+        if lost is not None:
+            self._tasks.spawn(lost.close(), "a lost connection is closed")
 
     def _found(self, lookup: ChunkLookup, chunks: int) -> None:
         lookup.found = lookup.offered = chunks
@@ -128,19 +156,16 @@ class SimLmcache:
             if name in self._cpu:
                 self._cpu.move_to_end(name)
 
-    def _in_cpu(self, names: Sequence[str]) -> int:
-        return next((at for at, name in enumerate(names) if name not in self._cpu), len(names))
-
     def _keep_in_cpu(self, names: Sequence[str]) -> None:
         if not self._cpu_chunks:
             return
-        self.stats.kept_bytes += sum(name not in self._cpu for name in names) * self._settings.chunk_kv_bytes
+        self.stats["kept_bytes"] += sum(name not in self._cpu for name in names) * self._settings.chunk_kv_bytes
         for name in reversed(names):
             self._cpu[name] = None
             self._cpu.move_to_end(name)
         while len(self._cpu) > self._cpu_chunks:
             self._cpu.popitem(last=False)
-        self.stats.held_bytes = len(self._cpu) * self._settings.chunk_kv_bytes
+        self.stats["held_bytes"] = len(self._cpu) * self._settings.chunk_kv_bytes
 
     def _chunk_names(self, prompt: EnginePrompt) -> list[str]:
         tokens = array("I", prompt.tokens)
@@ -163,8 +188,6 @@ def _speeds(registry: CollectorRegistry, name: str, **labels: str) -> Callable[[
     return record
 
 
-def _redis(settings: SimLmcacheSettings, speed: float, loaded: Callable[[int, float], None]) -> ChunkRedis:
-    """Imported here because most replicas have no chunk Redis, and redis-py takes 50 ms to import."""
-    from gateway.simulator.chunk_redis import ChunkRedis
-
-    return ChunkRedis(settings, speed, loaded)
+def _leading(replies: Sequence[Any]) -> int:
+    """How many replies, from the first one on, report an existing key."""
+    return next((at for at, reply in enumerate(replies) if not reply), len(replies))
