@@ -9,8 +9,8 @@ is refused with vLLM's message. Where to look:
     server         `build_app` and `run`
     call           one HTTP request                  replica          everything that one server owns
     *_api          the endpoints, one module each    errors           vLLM's error answers
-    protocol       the fields of requests            sampling         the ranges of parameters
-    validation     checks bodies against them        fields           reads fields of unchecked JSON
+    protocol       the fields of requests, checked   fields           reads fields of unchecked JSON
+    sampling       the ranges of parameters
     settings       one replica: its models, cache and speed (rough figures, explained there)
 
     planning       from a request to its answers     answers          the words and tool calls

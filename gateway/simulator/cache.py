@@ -25,9 +25,6 @@ class Block:
         self.refs = 0
         self.hash: int | None = None
 
-    def __repr__(self) -> str:
-        return f"<Block {self.index} refs={self.refs} hash={self.hash}>"
-
 
 @dataclass(frozen=True, slots=True)
 class Taken:

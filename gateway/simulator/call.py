@@ -18,9 +18,9 @@ from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
 from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang, reset_connection
 from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import EnginePrompt
+from gateway.simulator.protocol import Parse, unreadable
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.sequence import EventTag
-from gateway.simulator.validation import Parse, unreadable
 
 _REMEMBERED_HEADERS = ("X-data-parallel-rank", "X-Session-ID", "X-Request-Id", "X-Vllm-Priority", "Authorization")
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -53,14 +53,19 @@ class Call:
     fault: Fault | None = None
 
     def generate(self, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer]) -> Generation:
-        """The generation of this call, remembered in /sim/state but not started."""
+        """The generation of this call, remembered in /sim/state but not started. The caller has limited its answers by
+        `token_limit`. Raises a 400 if a prompt is empty or too long, and a 503 while the engines are paused."""
         headers = self.request.headers
         xargs = fields.mapping(self.body, "vllm_xargs")
         session_id = (  # in vLLM's order
             fields.text(self.body, "session_id") or headers.get("X-Session-ID") or fields.text(xargs, "session_id")
         )
         tag = EventTag(session_id, xargs.get("kv_cache_report_mode") == "full")
-        generation = self.replica.generation(prompts, answers, headers, bool(self.body.get("stream")), tag)
+        for prompt in prompts:
+            self.replica.check_length(prompt, room=0)
+        self.replica.sleep.refuse_if_paused()
+        engine = self.replica.engine_for(headers)
+        generation = Generation(engine, prompts, answers, bool(self.body.get("stream")), tag)
         told = {
             "request_id": self.request_id,
             "path": self.request.path,

@@ -81,7 +81,7 @@ async def reset_prefix_cache(replica: SimReplica, request: web.Request) -> web.S
 
 async def sleep(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     level = int(_one_of(request, "level", "1", "0", "2"))
-    await replica.sleep.sleep(level, _mode_of(request))
+    replica.sleep.sleep(level, _mode_of(request))
     return web.json_response({"status": "sleeping", "level": level})
 
 
@@ -92,7 +92,7 @@ async def wake_up(replica: SimReplica, request: web.Request) -> web.StreamRespon
 
 
 async def pause(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    await replica.sleep.pause(_mode_of(request), request.query.get("clear_cache", "true") == "true")
+    replica.sleep.pause(_mode_of(request), request.query.get("clear_cache", "true") == "true")
     return web.json_response({"status": "paused"})
 
 
@@ -139,7 +139,7 @@ async def outlook(replica: SimReplica, request: web.Request) -> web.StreamRespon
 
 
 def _mode_of(request: web.Request) -> str:
-    return _one_of(request, "mode", "abort", "wait", "keep")
+    return _one_of(request, "mode", "abort", "keep")
 
 
 def _one_of(request: web.Request, name: str, default: str, *others: str) -> str:

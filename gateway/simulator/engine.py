@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from gateway.simulator.cache import Block, BlockCache
@@ -29,14 +28,6 @@ _FULL_SPEED_BURST_STEPS = 16
 """At speed 0 the engine yields to the loop after this many steps, so that an answer of default length is one write."""
 _LOAD_COST = 0.1
 """The time to load a token from the CPU tier, as a part of the time to prefill it."""
-
-
-class PauseState(Enum):
-    """What the scheduler may start: everything, no new request, or nothing."""
-
-    UNPAUSED = "unpaused"
-    PAUSED_NEW = "new"
-    PAUSED_ALL = "all"
 
 
 class SimEngine:
@@ -71,8 +62,7 @@ class SimEngine:
         self._on_first_token = on_first_token
         self._on_finish = on_finish
         self._work = asyncio.Event()
-        self._stepped = asyncio.Event()
-        self.pause = PauseState.UNPAUSED
+        self._is_paused = False
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
@@ -114,15 +104,10 @@ class SimEngine:
             self._events.cleared()
         return cleared
 
-    def set_pause(self, pause: PauseState) -> None:
-        self.pause = pause
+    def set_paused(self, is_paused: bool) -> None:
+        """While it is paused, it runs nothing."""
+        self._is_paused = is_paused
         self._work.set()
-
-    async def idle(self) -> None:
-        """Wait until no request runs."""
-        while self.running:
-            self._stepped.clear()
-            await self._stepped.wait()
 
     def reset_caches(self) -> None:
         """Reset all caches. Running requests lose their blocks, and wait again."""
@@ -182,7 +167,7 @@ class SimEngine:
         prefill_tokens = self._loaded_tokens = 0
         limit = self._settings.max_num_batched_tokens
         preempted = self.stats.preemptions
-        if self.pause is PauseState.PAUSED_ALL:
+        if self._is_paused:
             return batch, prefill_tokens
         for sequence in tuple(self.running):
             if sequence.state is not SequenceState.RUNNING:
@@ -193,12 +178,12 @@ class SimEngine:
             if want > 0 and self._grow_or_preempt(sequence, want):
                 batch.append((sequence, want))
                 prefill_tokens += want if want > 1 else 0
-        if self.stats.preemptions > preempted or self.pause is PauseState.PAUSED_NEW:
+        if self.stats.preemptions > preempted:
             return batch, prefill_tokens
         at = 0
         while at < len(self.waiting) and len(self.running) < self._settings.max_num_seqs and prefill_tokens < limit:
             sequence = self.waiting[at]
-            loadable_tokens = self._loadable_tokens(sequence)
+            loadable_tokens = 0 if self._lmcache is None else self._lmcache.loadable_tokens(sequence, self._work.set)
             if loadable_tokens is None:
                 at += 1  # the sequences behind it need not wait for its lookup
                 continue
@@ -226,7 +211,6 @@ class SimEngine:
                 self._storing_s += self._lmcache.store(sequence, sequence.computed)
             if sequence.is_prefilled:
                 self._sample(sequence)
-        self._stepped.set()
 
     def _step_s(self, prefill_tokens: int) -> float:
         storing_s, self._storing_s = self._storing_s, 0.0
@@ -265,10 +249,6 @@ class SimEngine:
             self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - (sequence.cached_tokens or 0))
             self._on_finish(now_s - sequence.arrived_s)
         sequence.notify(sequence)
-
-    def _loadable_tokens(self, sequence: TokenSequence) -> int | None:
-        """How many tokens of a waiting sequence LMCache can load; None while it is looking."""
-        return 0 if self._lmcache is None else self._lmcache.loadable_tokens(sequence, self._work.set)
 
     def _admit(self, sequence: TokenSequence, limit_tokens: int, loadable_tokens: int) -> int | None:
         """Start a waiting sequence. Returns the tokens of its first step, or None if there are too few blocks."""

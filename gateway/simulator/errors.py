@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from http import HTTPStatus
+from http.client import responses
 
 import orjson
 
@@ -15,7 +15,6 @@ _TYPE_OF_STATUS = {
     500: "InternalServerError",
     501: "NotImplementedError",
 }
-_KNOWN_STATUSES = frozenset(HTTPStatus)
 
 
 @dataclass(slots=True)
@@ -41,11 +40,7 @@ class RequestRefused(Exception):
         return orjson.dumps({"type": "error", "error": {"type": self._type(), "message": self.message}})
 
     def _type(self) -> str:
-        if self.type is not None:
-            return self.type
-        if self.status in _TYPE_OF_STATUS:
-            return _TYPE_OF_STATUS[self.status]
-        return HTTPStatus(self.status).phrase if self.status in _KNOWN_STATUSES else "Error"
+        return self.type or _TYPE_OF_STATUS.get(self.status) or responses.get(self.status, "Error")
 
 
 def bad_request(message: str, param: str | None = None) -> RequestRefused:

@@ -74,7 +74,7 @@ class EventLog:
         if last > first:
             for group, kind in enumerate(self._kinds):
                 event = self._described(sequence, first, last, _GPU)
-                event.extra_keys = sequence.extra_keys(first, last)
+                event.extra_keys = sequence.hasher.extra_keys(first, last)
                 event.group_idx, event.kv_cache_spec_kind = group, kind
                 event.kv_cache_spec_sliding_window = _WINDOW_TOKENS if kind in _WINDOWS else None
                 event.session_id = sequence.event_tag.session_id if self._has_sessions else None

@@ -39,7 +39,7 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 
 from gateway.simulator.errors import RequestRefused
-from gateway.simulator.validation import checked
+from gateway.simulator.protocol import checked
 
 _OfRequests = Literal["error", "reset", "cut", "truncate", "hang", "slow", "crash"]
 _OfEvents = Literal["drop_events", "lose_events", "duplicate_events", "delay_events"]

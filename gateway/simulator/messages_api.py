@@ -45,18 +45,10 @@ def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
         chat["messages"] += _chat_messages(message)
     if body.get("tools"):
         chat["tools"] = [_chat_tool(tool) for tool in body["tools"]]
-        chat["tool_choice"] = _chat_tool_choice(body.get("tool_choice") or {})
+        choice = body.get("tool_choice") or {"type": "auto"}
+        named = {"type": "function", "function": {"name": choice.get("name")}}
+        chat["tool_choice"] = {"any": "required", "tool": named}.get(choice["type"], choice["type"])
     return chat
-
-
-def _chat_tool_choice(choice: dict[str, Any]) -> object:
-    match choice.get("type", "auto"):
-        case "any":
-            return "required"
-        case "tool":
-            return {"type": "function", "function": {"name": choice["name"]}}
-        case kind:
-            return kind
 
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:

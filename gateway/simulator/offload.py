@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from gateway.simulator.events import EventLog
 from gateway.simulator.sequence import TokenSequence
@@ -32,9 +33,6 @@ class CpuTier:
         """The number of blocks that can be loaded."""
         return sum(self._blocks.values())
 
-    def __repr__(self) -> str:
-        return f"<CpuTier {len(self)} ready, {len(self._blocks) - len(self)} in writing of {self._num_blocks}>"
-
     @property
     def is_writing(self) -> bool:
         """Whether the engine must run further steps for it."""
@@ -42,10 +40,7 @@ class CpuTier:
 
     def match(self, hashes: Sequence[int]) -> int:
         """How many of these blocks can be loaded, counted from the first one."""
-        for count, block_hash in enumerate(hashes):
-            if not self._blocks.get(block_hash, False):
-                return count
-        return len(hashes)
+        return next((at for at, each in enumerate(hashes) if not self._blocks.get(each)), len(hashes))
 
     def store(self, sequence: TokenSequence, num_tokens: int, block_size: int) -> None:
         """A step brings a sequence to `num_tokens`: begin to write the prompt blocks that are new to the tier."""
@@ -81,12 +76,8 @@ class CpuTier:
         surplus = len(self._blocks) + num_new - self._num_blocks
         if surplus <= 0:
             return True
-        dropped: list[int] = []
-        for block_hash, is_written in self._blocks.items():
-            if len(dropped) == surplus:
-                break
-            if is_written and block_hash not in protected:
-                dropped.append(block_hash)
+        idle = (each for each, is_written in self._blocks.items() if is_written and each not in protected)
+        dropped = list(islice(idle, surplus))
         if len(dropped) < surplus:
             return False
         for block_hash in dropped:

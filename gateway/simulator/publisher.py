@@ -46,22 +46,15 @@ class EventPublisher:
         self._live: zmq.Socket[bytes] | None = None
         self._replay: zmq.asyncio.Socket | None = None
 
-    def __repr__(self) -> str:
-        return f"<EventPublisher rank={self._rank} next_seq={self._next_seq} ring={len(self._ring)}>"
-
     def bind(self) -> None:
-        """Bind the ports, on a running loop. Raises OSError if one is taken."""
+        """Bind the ports, on a running loop. Raises OSError if one is taken; `close` is needed then, too."""
         self._context = zmq.Context()
-        try:
-            self._live = self._context.socket(zmq.PUB)
-            self._live.set_hwm(_HWM)
-            self._bind(self._live, self._settings.events_port)
-            if self._settings.replay_steps:
-                self._replay = zmq.asyncio.Socket(self._context, zmq.ROUTER)
-                self._bind(self._replay, self._settings.replay_port)
-        except OSError:
-            self.close()
-            raise
+        self._live = self._context.socket(zmq.PUB)
+        self._live.set_hwm(_HWM)
+        self._bind(self._live, self._settings.events_port)
+        if self._settings.replay_steps:
+            self._replay = zmq.asyncio.Socket(self._context, zmq.ROUTER)
+            self._bind(self._replay, self._settings.replay_port)
 
     def close(self) -> None:
         """Close the ports. Unsent batches are lost."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.errors import RequestRefused, bad_request, bad_value
 from gateway.simulator.faults import Faults
@@ -18,7 +17,6 @@ from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.publisher import EventPublisher
 from gateway.simulator.sampling import TokenLimit, token_limit
-from gateway.simulator.sequence import EventTag
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.sleep import Sleep
 from gateway.tasks import Tasks
@@ -76,9 +74,9 @@ class SimReplica:
             self._unbind()
             raise
         for publisher in self.publishers:
-            self.tasks.spawn(publisher.serve_replays(), f"{publisher!r}")
-        for rank, engine in zip(self.settings.ranks, self.engines, strict=True):
-            self.tasks.spawn(engine.run(), f"engine {rank}")
+            self.tasks.spawn(publisher.serve_replays(), "replays of KV events")
+        for engine in self.engines:
+            self.tasks.spawn(engine.run(), "an engine's steps")
 
     async def close(self) -> None:
         await self.tasks.close()
@@ -96,28 +94,10 @@ class SimReplica:
             return name, name
         raise RequestRefused(404, f"The model `{name}` does not exist.", "model")
 
-    def generation(
-        self,
-        prompts: Sequence[EnginePrompt],
-        answers: list[GeneratedAnswer],
-        headers: Mapping[str, str],
-        each_token: bool,
-        tag: EventTag,
-    ) -> Generation:
-        """A generation that is not started. Raises a 400 if a prompt is empty or too long, and a 503
-        while the engines are paused.
-
-        The caller has limited its answers by `token_limit`.
-        """
-        for prompt in prompts:
-            self._check_length(prompt, room=0)
-        self.sleep.refuse_if_paused()
-        return Generation(self._engine_for(headers), prompts, answers, each_token, tag)
-
     def token_limit(self, prompt: EnginePrompt, max_tokens: int | None, name: str) -> TokenLimit:
         """How many tokens an answer to a prompt may have, if the request's field `name` is `max_tokens`."""
         limit = token_limit(max_tokens, name, prompt.num_tokens, self.settings.max_model_len)
-        self._check_length(prompt, room=1)
+        self.check_length(prompt, room=1)
         return limit
 
     def remember_response(self, stored: StoredResponse) -> None:
@@ -172,7 +152,7 @@ class SimReplica:
         for publisher in self.publishers:
             publisher.close()
 
-    def _check_length(self, prompt: EnginePrompt, room: int) -> None:
+    def check_length(self, prompt: EnginePrompt, room: int) -> None:
         """Raises a 400 unless the prompt leaves this many tokens of the model's length."""
         if prompt.num_tokens == 0:
             raise bad_request("The decoder prompt cannot be empty")
@@ -185,7 +165,7 @@ class SimReplica:
             )
             raise bad_value(message, "input_tokens", limit + 1)
 
-    def _engine_for(self, headers: Mapping[str, str]) -> SimEngine:
+    def engine_for(self, headers: Mapping[str, str]) -> SimEngine:
         """The engine in the header, else the least loaded one. As in vLLM, the header counts this server's engines, and
         it is ignored if it is no number."""
         rank = headers.get("X-data-parallel-rank", "")

@@ -6,7 +6,7 @@ The engine calls `TokenSequence.produce` for each token, then `notify`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
 from gateway.simulator.answers import GeneratedAnswer
@@ -42,52 +42,48 @@ class ChunkLookup:
     """How many chunks LMCache keeps or has found, counted from the first one."""
 
 
+@dataclass(slots=True, eq=False)
 class TokenSequence:
-    """A prompt and its planned answer inside an engine."""
+    """A prompt and its planned answer inside an engine, which calls `notify` with the sequence at each new token and at
+    its end."""
 
-    __slots__ = (
-        "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "event_tag", "last_token_s", "lookup",
-        "notify", "num_tokens", "offered_blocks", "prefill_s", "produced", "prompt", "scheduled_s", "state", "taken",
-        "tokens",
-    )  # fmt: skip
+    prompt: EnginePrompt
+    answer: GeneratedAnswer
+    block_size: InitVar[int]
+    event_tag: EventTag
+    notify: Callable[[TokenSequence], None]
+    hasher: BlockHasher = field(init=False)
+    tokens: bytearray = field(init=False)
+    num_tokens: int = field(init=False)
+    """Prompt and generated tokens so far."""
+    state: SequenceState = SequenceState.NEW
+    arrived_s: float = 0.0
+    scheduled_s: float = 0.0
+    prefill_s: float = 0.0
+    last_token_s: float = 0.0
+    computed: int = 0
+    """How many tokens have their KV in `blocks`."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were found in the cache when it was first scheduled."""
+    produced: int = 0
+    taken: int = 0
+    """Generated tokens that the handler has taken."""
+    blocks: list[Block] = field(default_factory=list)
+    offered_blocks: int = 0
+    """How many blocks of its prompt were offered to the CPU tier."""
+    lookup: ChunkLookup | None = None
+    """The lookup of its prompt in LMCache, once it has begun."""
 
-    def __init__(
-        self,
-        prompt: EnginePrompt,
-        answer: GeneratedAnswer,
-        block_size: int,
-        event_tag: EventTag,
-        notify: Callable[[TokenSequence], None],
-    ) -> None:
-        """The engine calls `notify` with the sequence at each new token and at its end."""
-        self.prompt = prompt
-        self.answer = answer
-        self.event_tag = event_tag
-        self.notify = notify
-        self.state = SequenceState.NEW
-        self.arrived_s = self.scheduled_s = self.prefill_s = self.last_token_s = 0.0
-        self.tokens = bytearray(prompt.tokens)
-        self.num_tokens = prompt.num_tokens
-        """Prompt and generated tokens so far."""
-        self.computed = 0
-        """How many of these have their KV in `blocks`."""
-        self.cached_tokens: int | None = None
-        """Prompt tokens that were found in the cache when it was first scheduled."""
-        self.produced = 0
-        self.taken = 0
-        """Generated tokens that the handler has taken."""
-        self.blocks: list[Block] = []
-        self.offered_blocks = 0
-        """How many blocks of its prompt were offered to the CPU tier."""
-        self.lookup: ChunkLookup | None = None
-        """The lookup of its prompt in LMCache, once it has begun."""
-        self._hasher = BlockHasher(prompt, block_size)
-        self._hasher.extend(prompt.tokens)
+    def __post_init__(self, block_size: int) -> None:
+        self.tokens = bytearray(self.prompt.tokens)
+        self.num_tokens = self.prompt.num_tokens
+        self.hasher = BlockHasher(self.prompt, block_size)
+        self.hasher.extend(self.tokens)
 
     @property
     def hashes(self) -> list[int]:
         """The hashes of the full blocks of `tokens`."""
-        return self._hasher.hashes
+        return self.hasher.hashes
 
     @property
     def is_prefilled(self) -> bool:
@@ -97,13 +93,9 @@ class TokenSequence:
     def is_complete(self) -> bool:
         return self.produced == len(self.answer.pieces)
 
-    def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
-        """The extra keys of each block from `first` up to `last`."""
-        return self._hasher.extra_keys(first, last)
-
     def produce(self) -> None:
         """Sample the next token."""
         self.tokens += token_of(self.answer.pieces[self.produced])
-        self._hasher.extend(self.tokens)
+        self.hasher.extend(self.tokens)
         self.num_tokens += 1
         self.produced += 1

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -14,26 +15,27 @@ from aiohttp import web
 from gateway.simulator import control_api, lmcache_api, messages_api, openai_api, pooling_api, protocol, responses_api
 from gateway.simulator.call import control, inference
 from gateway.simulator.errors import not_found
+from gateway.simulator.protocol import parser
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimSettings
-from gateway.simulator.validation import parser, unread
 
 _MAX_BODY_BYTES = 512 * 2**20
 _DRAIN_S = 3.0
 _KEEP_ALIVE_S = 5.0
 """Idle connections are closed after this time, as by vLLM's uvicorn."""
-_REPLICA = web.AppKey("replica", SimReplica)
 
+_UNREAD = parser(dict[str, Any])
+"""For endpoints that read their few fields themselves (gateway/simulator/fields.py)."""
 _INFERENCE = {
     "/v1/chat/completions": (openai_api.chat_completions, parser(protocol.ChatRequest)),
     "/v1/completions": (openai_api.completions, parser(protocol.CompletionRequest)),
     "/v1/responses": (responses_api.create_response, parser(protocol.ResponsesRequest)),
-    "/v1/embeddings": (pooling_api.embeddings, unread),
-    "/v1/score": (pooling_api.score, unread),
-    "/score": (pooling_api.score, unread),
-    "/v1/rerank": (pooling_api.rerank, unread),
-    "/rerank": (pooling_api.rerank, unread),
-    "/tokenize": (pooling_api.tokenize, unread),
+    "/v1/embeddings": (pooling_api.embeddings, _UNREAD),
+    "/v1/score": (pooling_api.score, _UNREAD),
+    "/score": (pooling_api.score, _UNREAD),
+    "/v1/rerank": (pooling_api.rerank, _UNREAD),
+    "/rerank": (pooling_api.rerank, _UNREAD),
+    "/tokenize": (pooling_api.tokenize, _UNREAD),
     "/v1/messages": (messages_api.messages, parser(protocol.MessagesRequest)),
     "/v1/messages/count_tokens": (messages_api.count_tokens, parser(protocol.CountTokensRequest)),
 }
@@ -75,8 +77,13 @@ def build_app(settings: SimSettings) -> web.Application:
     """One replica as an application. Serve it with `serving`, or with an AppRunner that has handler_cancellation=True.
     Without that, a client that goes away does not abort its request."""
     replica = SimReplica(settings)
+
+    async def engines(_: web.Application) -> AsyncIterator[None]:
+        replica.start()
+        yield
+        await replica.close()
+
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
-    app[_REPLICA] = replica
     for path, (handler, parse) in _INFERENCE.items():
         app.router.add_post(path, inference(replica, handler, parse))
     for path, told in _TOLD.items():
@@ -84,7 +91,7 @@ def build_app(settings: SimSettings) -> web.Application:
     for method, path, control_handler in _CONTROL:
         app.router.add_route(method, path, control(replica, control_handler))
     app.router.add_route("*", "/{path:.*}", control(replica, _not_found))
-    app.cleanup_ctx.append(_engines)
+    app.cleanup_ctx.append(engines)
     return app
 
 
@@ -128,10 +135,3 @@ async def _as_json(told: Callable[[SimReplica], object], replica: SimReplica, _:
 
 async def _not_found(_: SimReplica, __: web.Request) -> web.StreamResponse:
     raise not_found()
-
-
-async def _engines(app: web.Application) -> AsyncIterator[None]:
-    replica = app[_REPLICA]
-    replica.start()
-    yield
-    await replica.close()

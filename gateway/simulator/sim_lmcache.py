@@ -58,9 +58,6 @@ class SimLmcache:
         self._tasks = Tasks()
         self.load_s_per_token = settings.kv_bytes_per_token / settings.load_bytes_per_s
 
-    def __repr__(self) -> str:
-        return f"<Lmcache {len(self._cpu)} of {self._cpu_chunks} chunks in CPU memory, {self._wire!r}>"
-
     async def close(self) -> None:
         wire, self._wire = self._wire, None
         if wire is not None:

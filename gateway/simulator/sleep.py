@@ -1,7 +1,7 @@
 """Sleep and pause, as in vLLM 0.33 with VLLM_SERVER_DEV_MODE=1.
 
-/health stays good. While the engines sleep, requests are taken and wait. While they are paused by `abort` or `wait`,
-requests are refused. A sleep from level 1 on clears the caches, and so does a pause unless told otherwise. No step runs
+/health stays good. While the engines sleep, requests are taken and wait. While they are paused by `abort`, requests are
+refused. A sleep from level 1 on clears the caches, and so does a pause unless told otherwise. No step runs
 then, so the event that says so comes with the first step after the wake-up. The metric tells of sleep, /is_sleeping of
 both.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.simulator.engine import PauseState, SimEngine
+from gateway.simulator.engine import SimEngine
 from gateway.simulator.errors import RequestRefused
 
 _TAGS = frozenset({"weights", "kv_cache"})
@@ -23,12 +23,9 @@ class Sleep:
         self._engines = engines
         self._sleeping_tags: frozenset[str] = frozenset()
         self._refuses = False
+        self.is_paused = False
         self.level: int | None = None
         """As the metric tells it; None while it says that the engines are awake."""
-
-    @property
-    def is_paused(self) -> bool:
-        return any(engine.pause is not PauseState.UNPAUSED for engine in self._engines)
 
     @property
     def is_sleeping(self) -> bool:
@@ -40,8 +37,8 @@ class Sleep:
             message = "Generation is paused. Please retry after it resumes."
             raise RequestRefused(503, message, None, "ServiceUnavailableError")
 
-    async def sleep(self, level: int, mode: str) -> None:
-        await self._pause(mode, clear_cache=level >= 1)
+    def sleep(self, level: int, mode: str) -> None:
+        self._pause(mode, clear_cache=level >= 1)
         if level >= 1:
             self._sleeping_tags = _TAGS
         self.level = level
@@ -55,21 +52,20 @@ class Sleep:
         self.resume()
         return True
 
-    async def pause(self, mode: str, clear_cache: bool) -> None:
-        await self._pause(mode, clear_cache)
+    def pause(self, mode: str, clear_cache: bool) -> None:
+        self._pause(mode, clear_cache)
         self._refuses = mode != "keep"
 
     def resume(self) -> None:
-        self._refuses = False
+        self._refuses = self.is_paused = False
         for engine in self._engines:
-            engine.set_pause(PauseState.UNPAUSED)
+            engine.set_paused(False)
 
-    async def _pause(self, mode: str, clear_cache: bool) -> None:
+    def _pause(self, mode: str, clear_cache: bool) -> None:
+        self.is_paused = True
         for engine in self._engines:
-            engine.set_pause(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+            engine.set_paused(True)
             if mode == "abort":
                 engine.abort_all()
-            elif mode == "wait":
-                await engine.idle()
             if clear_cache:
                 engine.reset_caches()

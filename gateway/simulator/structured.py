@@ -1,8 +1,8 @@
 """Constrained answers: `response_format`, vLLM's `structured_outputs`, and documents that a JSON schema accepts.
 
-Of a schema are read $ref, allOf, the first of anyOf and oneOf, const, enum, type, properties, required, items,
-prefixItems, minItems, maxItems, the bounds of numbers, multipleOf, minLength, maxLength, format and pattern. Other
-keywords are ignored. For a pattern a few texts are tried, its own words among them.
+Of a schema are read $ref, the first of anyOf and oneOf, const, enum, type, properties, required, items, prefixItems,
+minItems, maxItems, the bounds of numbers, minLength, maxLength, format and pattern. For a pattern a few texts are
+tried, its own words among them. Some other keywords are refused, the rest is ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from fractions import Fraction
 from random import Random
 from typing import Any
 
@@ -30,6 +29,7 @@ _HOW_MANY = "You must use one kind of structured outputs constraint"
 _HOW_MANY_AT_MOST = "You can only use one kind of structured outputs constraint"
 _SHALLOW = 4
 """Values that may be absent are present down to this depth, so that recursive schemas end."""
+_REFUSED = frozenset({"allOf", "not", "if", "multipleOf", "uniqueItems", "contains", "minProperties"})
 _MOST_VALUES = 20_000
 _MOST_CHARS = 100_000
 _FORMATS = {
@@ -153,10 +153,10 @@ class _Writer:
                 return self._array(schema, depth)
             case "string":
                 return self._text(schema)
-            case "integer":  # one that is a multiple of p/q is one of p
-                return int(self._number(schema, Fraction(_exact(schema.get("multipleOf", 1)).numerator)))
+            case "integer":
+                return self._number(schema, 1)
             case "number":
-                return float(self._number(schema, _exact(schema.get("multipleOf", 0.001))))
+                return float(self._number(schema, 0.25))
             case "boolean":
                 return self._random.random() < 0.5
             case "null":
@@ -165,7 +165,7 @@ class _Writer:
                 raise ValueError(f"Invalid type: {kind}")
 
     def _plain(self, schema: Any, depth: int) -> dict[str, Any]:
-        """The schema, the parts of its allOf, what its $ref names and one of its anyOf and oneOf, all in one."""
+        """The schema, what its $ref names and one of its anyOf and oneOf, all in one."""
         self._values_left -= 1
         if self._values_left < 0:
             raise ValueError(f"the simulated replica writes at most {_MOST_VALUES} values")
@@ -173,18 +173,14 @@ class _Writer:
             return {}
         if not isinstance(schema, dict):
             raise ValueError(f"Unsatisfiable schema: {schema!r}")
-        parts = list(schema.get("allOf", ()))
-        if "$ref" in schema:
-            parts.append(self._named(schema["$ref"]))
+        if odd := sorted(_REFUSED & schema.keys()):
+            raise ValueError(f"The simulated replica does not read {', '.join(odd)}")
+        parts = [self._named(schema["$ref"])] if "$ref" in schema else []
         several = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
         parts += [each[0] if depth < _SHALLOW else min(each, key=_is_nested) for each in several]
-        plain = {name: value for name, value in schema.items() if name not in ("$ref", "allOf", "anyOf", "oneOf")}
+        plain = {name: value for name, value in schema.items() if name not in ("$ref", "anyOf", "oneOf")}
         for part in parts:
-            inner = self._plain(part, depth)
-            properties = {**inner.get("properties", {}), **plain.get("properties", {})}
-            required = [*inner.get("required", ()), *plain.get("required", ())]
-            plain = {**inner, **plain}
-            plain |= ({"properties": properties} if properties else {}) | ({"required": required} if required else {})
+            plain = {**self._plain(part, depth), **plain}
         return plain
 
     def _named(self, ref: str) -> Any:
@@ -209,12 +205,13 @@ class _Writer:
         count = max(schema.get("minItems", 0), min(wanted, schema.get("maxItems", wanted)))
         return [self.value(first[at] if at < len(first) else others, depth + 1) for at in range(count)]
 
-    def _number(self, schema: dict[str, Any], step: Fraction) -> Fraction:
-        """A multiple of `step` next to a bound, or any if there is none."""
-        bounds = {name: _exact(schema[name]) for name in _BOUNDS if name in schema}
-        for near in bounds.values() or [Fraction(self._random.randint(0, 100))]:
-            for value in (step * (math.floor(near / step) + more) for more in (0, 1, -1)):
-                if all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
+    def _number(self, schema: dict[str, Any], step: float) -> float:
+        """A number next to a bound, or any if there is none."""
+        bounds = {name: schema[name] for name in _BOUNDS if name in schema}
+        for bound in bounds.values() or [self._random.randint(0, 100)]:
+            near = math.floor(bound) if step == 1 else bound
+            for value in (near, near + step, near - step):
+                if all(_BOUNDS[name](value, each) for name, each in bounds.items()):
                     return value
         least, most = (schema.get(side, schema.get(f"exclusive{side.title()}")) for side in ("minimum", "maximum"))
         raise ValueError(f"Unsatisfiable schema: minimum ({least}) is greater than maximum ({most})")
@@ -241,7 +238,3 @@ def _kind(schema: dict[str, Any], depth: int) -> object:
 
 def _is_nested(schema: Any) -> bool:
     return schema is not True and schema.get("type", "object") in ("object", "array")
-
-
-def _exact(value: float) -> Fraction:
-    return Fraction(str(value))
