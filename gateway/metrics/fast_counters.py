@@ -32,16 +32,14 @@ class FastCounter(Collector):
         for values in [one for one in self._totals if one[0] not in firsts]:
             del self._totals[values]
 
-    def describe(self) -> Iterator[Metric]:
-        name, help_text, labels = self._described
-        yield CounterMetricFamily(name, help_text, labels=labels)
-
     def collect(self) -> Iterator[Metric]:
         name, help_text, labels = self._described
         family = CounterMetricFamily(name, help_text, labels=labels)
         for values, total in list(self._totals.items()):  # a scrape may come from another thread
             family.add_metric(values, total)
         yield family
+
+    describe = collect
 
 
 class FastHistogram(Collector):
@@ -78,10 +76,6 @@ class FastHistogram(Collector):
         counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
         return counts
 
-    def describe(self) -> Iterator[Metric]:
-        name, help_text, labels = self._described
-        yield HistogramMetricFamily(name, help_text, labels=labels)
-
     def collect(self) -> Iterator[Metric]:
         name, help_text, labels = self._described
         family = HistogramMetricFamily(name, help_text, labels=labels)
@@ -89,3 +83,5 @@ class FastHistogram(Collector):
             buckets = list(zip(self._names, accumulate(counts), strict=True))
             family.add_metric(values, buckets, self._sums[values])
         yield family
+
+    describe = collect

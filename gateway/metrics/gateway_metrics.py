@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -47,304 +47,247 @@ class Metrics:
     """The metrics of a gateway, except those in store_metrics.py and loop_lag.py. docs/metrics.md is made from them."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._add_requests(registry)
-        self.in_flight = Gauge("kvgate_requests_in_flight", "Requests that this gateway is serving.", registry=registry)
-        self.uploads = Gauge("kvgate_uploads", "Requests whose body is still arriving.", registry=registry)
-        self.held_bytes = Gauge(
+        self.registry = CollectorRegistry()
+        self.per_replica: list[Gauge] = []
+        """The gauges whose label is the replica."""
+        self._counted_per_replica: list[FastCounter] = []
+        self._add_requests()
+        self.in_flight = self._gauge("kvgate_requests_in_flight", "Requests that this gateway is serving.")
+        self.uploads = self._gauge("kvgate_uploads", "Requests whose body is still arriving.")
+        self.held_bytes = self._gauge(
             "kvgate_held_bytes",
             "Bytes that count against limits.max_buffered_bytes: request bodies, reading them, and unsent answers.",
-            registry=registry,
         )
         self.first_tokens = FirstTokens()
-        self.time_to_first_token_s = FastHistogram(
+        self.time_to_first_token_s = self._histogram(
             "kvgate_time_to_first_token_seconds",
             "Time from a request's arrival to the first bytes of its streamed answer.",
-            ("path", "model"),
             _LATENCY_S,
-            registry,
+            "path model",
         )
-        self.duration_s = FastHistogram(
+        self.duration_s = self._histogram(
             "kvgate_request_duration_seconds",
             "Time from a request's arrival to the end of its answer.",
-            ("path",),
             _LATENCY_S,
-            registry,
+            "path",
         )
-        self.placement_s = FastHistogram(
+        self.placement_s = self._histogram(
             "kvgate_placement_seconds",
             "Time to choose a replica, including the call to Redis, without the time in the queue.",
-            (),
             _PLACEMENT_S,
-            registry,
         )
-        self.decisions = FastCounter(
+        self.decisions = self._counter(
             "kvgate_decisions",
             "Placements; why: hit, partial_hit, rebalanced, stored, cold, pinned, last_resort, fallback.",
-            ("policy", "why", "state"),
-            registry,
+            "policy why state",
         )
-        self.worker_reads = FastCounter(
-            "kvgate_worker_reads", "Bodies that were read in another process because they take long.", (), registry
+        self.worker_reads = self._counter(
+            "kvgate_worker_reads", "Bodies that were read in another process because they take long."
         )
-        self._add_records(registry)
-        self._add_queue(registry)
-        self._add_tokens(registry)
-        self._add_trouble(registry)
-        self._add_store(registry)
-        self._add_models(registry)
-        self._add_fleet(registry)
+        self._add_queue()
+        self._add_tokens()
+        self._add_trouble()
+        self._add_store()
+        self._add_fleet()
 
-    def _add_requests(self, registry: CollectorRegistry) -> None:
+    def _add_requests(self) -> None:
         self.models, self.tenants = LabelValues(), LabelValues()
-        self.requests = FastCounter(
+        self.requests = self._counter(
             "kvgate_requests",
             "Answered requests; status 499: the client hung up. Model and tenant are empty if a request was refused "
             "before they were known, or names no model. From the 101st model or tenant on, all share the value others.",
-            ("path", "status", "model", "tenant"),
-            registry,
+            "path status model tenant",
         )
-        self.tokens = FastCounter(
+        self.tokens = self._counter(
             "kvgate_tokens",
             "Tokens, as engines report them at the end of answers; kind: prompt, cached (a part of prompt), output.",
-            ("kind", "model", "tenant"),
-            registry,
+            "kind model tenant",
         )
 
-    def _add_records(self, registry: CollectorRegistry) -> None:
-        self.access_log_dropped = FastCounter(
-            "kvgate_access_log_dropped", "Lines of the access log that could not be written.", (), registry
-        )
-        self.traces_sent = FastCounter("kvgate_traces_sent", "Traces that the backend took.", (), registry)
-        self.traces_lost = FastCounter("kvgate_traces_lost", "Traces that no backend got.", (), registry)
-
-    def _add_queue(self, registry: CollectorRegistry) -> None:
-        self.queue_waiting = Gauge(
+    def _add_queue(self) -> None:
+        self.queue_waiting = self._gauge(
             "kvgate_queue_waiting_requests",
             "Requests of this gateway that are queued for room (in Redis or, while it is away, here) or for a replica.",
-            ("pool",),
-            registry=registry,
+            "pool",
         )
-        self.queue_wait_s = FastHistogram(
+        self.queue_wait_s = self._histogram(
             "kvgate_queue_wait_seconds",
             "Time in the queue until a replica had room, of requests that were queued.",
-            ("band",),
             _LATENCY_S,
-            registry,
+            "band",
         )
-        self.queue_refusals = FastCounter(
+        self.queue_refusals = self._counter(
             "kvgate_queue_refusals",
             "Requests that were refused; reason: full, full_tenant, unreachable (the wait would be too long), waited "
             "(it was), requests or tokens (a tenant's limit of a minute).",
-            ("reason",),
-            registry,
+            "reason",
         )
-
-        self.demand = {
-            name: Gauge(f"kvgate_demand_{name}", text, ("pool",), registry=registry) for name, text in _DEMAND.items()
-        }
+        self.demand = {name: self._gauge(f"kvgate_demand_{name}", text, "pool") for name, text in _DEMAND.items()}
 
     def set_demand(self, pool: str, demand: Demand, slots: int | None) -> None:
         """A pool's demand. `slots` are the requests that a replica may have; None: any number."""
         figures = {
-            "waiting_requests": demand.waiting_requests,
-            "waiting_tokens": demand.waiting_tokens,
-            "running_requests": demand.running_requests,
-            "running_tokens": demand.running_tokens,
             "work_seconds": demand.work_s,
             "oldest_wait_seconds": demand.oldest_wait_s,
             "slots": slots * demand.ready_replicas if slots else None,
-            "ready_replicas": demand.ready_replicas,
         }
-        for name, figure in figures.items():
+        for name, gauge in self.demand.items():
+            figure = figures[name] if name in figures else getattr(demand, name)
             if figure is not None:
-                self.demand[name].labels(pool).set(figure)
+                gauge.labels(pool).set(figure)
 
-    def _add_tokens(self, registry: CollectorRegistry) -> None:
-        self.prompt_tokens = FastCounter(
-            "kvgate_prompt_tokens", "Prompt tokens, counted by the engines.", ("replica",), registry
+    def _add_tokens(self) -> None:
+        self.prompt_tokens = self._counter("kvgate_prompt_tokens", "Prompt tokens, counted by the engines.", "replica")
+        self.cached_tokens = self._counter(
+            "kvgate_cached_tokens", "Prompt tokens that the engines served from their caches.", "replica"
         )
-        self.cached_tokens = FastCounter(
-            "kvgate_cached_tokens", "Prompt tokens that the engines served from their caches.", ("replica",), registry
-        )
-        self.predicted_tokens = FastCounter(
+        self.predicted_tokens = self._counter(
             "kvgate_predicted_cached_tokens",
             "Prompt tokens that were predicted to be cached, for requests whose engine reported its cached tokens.",
-            ("replica",),
-            registry,
+            "replica",
         )
-        self.passed_over_tokens = FastCounter(
+        self.passed_over_tokens = self._counter(
             "kvgate_passed_over_tokens",
             "Prompt tokens that another replica held, and that the chosen one neither held nor could load from Redis: "
             "the price of sparing the other one.",
-            ("replica",),
-            registry,
+            "replica",
         )
-        self.prediction_error_tokens = FastHistogram(
+        self.prediction_error_tokens = self._histogram(
             "kvgate_prediction_error_tokens",
             "Difference between predicted and actual cached tokens; direction: over or under.",
-            ("direction",),
             _TOKENS,
-            registry,
+            "direction",
         )
-
-        self.wrong_predictions = FastCounter(
+        self.wrong_predictions = self._counter(
             "kvgate_wrong_predictions",
             "Answers with more or fewer cached tokens than the map allows; cause: evicted, untold, in_flight, "
             "never_computed, restarted.",
-            ("replica", "cause"),
-            registry,
+            "replica cause",
         )
-        self.doubts = FastCounter(
+        self.doubts = self._counter(
             "kvgate_residency_doubts",
             "Prefixes that a replica lacked although its events had reported them and had not reported their removal.",
-            ("replica",),
-            registry,
+            "replica",
         )
 
-    def _add_trouble(self, registry: CollectorRegistry) -> None:
-        self.loop_lag_s = FastHistogram(
+    def _add_trouble(self) -> None:
+        self.loop_lag_s = self._histogram(
             "kvgate_event_loop_lag_seconds",
             "How late the event loop runs a timer: something held the loop, and every stream, for this long.",
-            (),
             _LOOP_LAG_S,
-            registry,
         )
-        self.logins = FastCounter(
-            "kvgate_console_logins", "Logins at the console, by outcome: ok, or why not.", ("outcome",), registry
+        self.logins = self._counter(
+            "kvgate_console_logins", "Logins at the console, by outcome: ok, or why not.", "outcome"
         )
-        self.retries = FastCounter(
+        self.retries = self._counter(
             "kvgate_retries",
             "Attempts repeated on another replica; reason, of the attempt before: asleep, dead, hung, unreachable "
             "(by this gateway alone), refused, reset, timeout, protocol, idle, empty, aborted (by the engine), "
             "error_event, status_500 and other statuses.",
-            ("reason",),
-            registry,
+            "reason",
         )
-        self.retries_withheld = FastCounter(
-            "kvgate_retries_withheld", "Retries that were not made because the retry budget was spent.", (), registry
+        self.retries_withheld = self._counter(
+            "kvgate_retries_withheld", "Retries that were not made because the retry budget was spent."
         )
-        self.broken_streams = FastCounter(
+        self.broken_streams = self._counter(
             "kvgate_broken_streams",
             "Answers, streamed or large, that broke after their first byte. A stream then ends with an error event.",
-            (),
-            registry,
         )
-        self.disconnects = FastCounter(
-            "kvgate_client_disconnects", "Requests whose client hung up before the answer was complete.", (), registry
+        self.disconnects = self._counter(
+            "kvgate_client_disconnects", "Requests whose client hung up before the answer was complete."
         )
-        self.gateway_ready = Gauge("kvgate_gateway_ready", "1 while /ready answers 200.", registry=registry)
-        self.discovery_up = Gauge(
-            "kvgate_discovery_up",
-            "1 while a discovery source can say which replicas there are.",
-            ("source",),
-            registry=registry,
+        self.access_log_dropped = self._counter(
+            "kvgate_access_log_dropped", "Lines of the access log that could not be written."
+        )
+        self.traces_sent = self._counter("kvgate_traces_sent", "Traces that the backend took.")
+        self.traces_lost = self._counter("kvgate_traces_lost", "Traces that no backend got.")
+        self.gateway_ready = self._gauge("kvgate_gateway_ready", "1 while /ready answers 200.")
+        self.discovery_up = self._gauge(
+            "kvgate_discovery_up", "1 while a discovery source can say which replicas there are.", "source"
         )
 
-    def _add_store(self, registry: CollectorRegistry) -> None:
-        self.store_up = Gauge(
-            "kvgate_store_up", "1 while Redis decides placements, 0 while they fall back.", registry=registry
-        )
-        self.store_reconnects = FastCounter(
+    def _add_store(self) -> None:
+        self.store_up = self._gauge("kvgate_store_up", "1 while Redis decides placements, 0 while they fall back.")
+        self.store_reconnects = self._counter(
             "kvgate_store_connections",
             "Times that placements began to go through Redis: a connection was made, or a pause was over.",
-            (),
-            registry,
         )
-        self.store_late = FastCounter(
+        self.store_late = self._counter(
             "kvgate_store_late",
             "Placements that fell back because they took too long; cause: redis, gateway (its event loop did not run).",
-            ("cause",),
-            registry,
+            "cause",
         )
         for cause in ("redis", "gateway"):
             self.store_late.inc(cause, by=0)  # increase() needs a start
-        self.unreadable = FastCounter(
-            "kvgate_unreadable_records",
-            "Unreadable records in Redis that this gateway found, by key.",
-            ("key",),
-            registry,
+        self.unreadable = self._counter(
+            "kvgate_unreadable_records", "Unreadable records in Redis that this gateway found, by key.", "key"
         )
-        self.misplaced_replicas = FastCounter(
+        self.misplaced_replicas = self._counter(
             "kvgate_misplaced_replicas",
             "Replicas that this gateway found at a wrong place in the orders of a pool of more than 16, and put right: "
             "more than a few only while gateways of an older version run.",
-            ("pool",),
-            registry,
+            "pool",
         )
-        self.chores_lag_s = Gauge(
+        self.chores_lag_s = self._gauge(
             "kvgate_chores_lag_seconds",
             "How long the oldest maintenance task in Redis has been due, in pools whose maintenance this gateway does.",
-            ("pool",),
-            registry=registry,
+            "pool",
         )
-
-    def _add_models(self, registry: CollectorRegistry) -> None:
-        self.models_down = Gauge(
-            "kvgate_models_down", "Models that no ready replica serves; /ready names them.", registry=registry
-        )
-        self.models_in_several_pools = Gauge(
+        self.models_down = self._gauge("kvgate_models_down", "Models that no ready replica serves; /ready names them.")
+        self.models_in_several_pools = self._gauge(
             "kvgate_models_in_several_pools",
             "Models that ready replicas of several pools serve, as in an update of weights; /ready names them.",
-            registry=registry,
         )
 
-    def _add_fleet(self, registry: CollectorRegistry) -> None:
-        self.replica_info = Gauge(
-            "kvgate_replica_info",
-            "Always 1; the labels tell the pool of each replica.",
-            ("replica", "pool"),
-            registry=registry,
+    def _add_fleet(self) -> None:
+        self.replica_info = self._gauge(
+            "kvgate_replica_info", "Always 1; the labels tell the pool of each replica.", "replica pool"
         )
-        self.breaker_open = Gauge(
-            "kvgate_breaker_open", "1 while a replica's breaker is open.", ("replica",), registry=registry
+        self.breaker_open = self._gauge("kvgate_breaker_open", "1 while a replica's breaker is open.", "replica")
+        self.replica_ready = self._gauge("kvgate_replica_ready", "1 while a replica is ready.", "replica")
+        self.replica_draining = self._gauge("kvgate_replica_draining", "1 while a replica is drained.", "replica")
+        self.replica_asleep = self._gauge(
+            "kvgate_replica_asleep", "1 while a replica's engine sleeps or is paused.", "replica"
         )
-        self.replica_ready = Gauge(
-            "kvgate_replica_ready", "1 while a replica is ready.", ("replica",), registry=registry
-        )
-        self.replica_draining = Gauge(
-            "kvgate_replica_draining", "1 while a replica is drained.", ("replica",), registry=registry
-        )
-        self.replica_asleep = Gauge(
-            "kvgate_replica_asleep", "1 while a replica's engine sleeps or is paused.", ("replica",), registry=registry
-        )
-        self.replica_active = Gauge(
+        self.replica_active = self._gauge(
             "kvgate_replica_active_requests",
             "Requests of all gateways that are in flight on a replica; while Redis is away, as they were read last.",
-            ("replica",),
-            registry=registry,
+            "replica",
         )
-        self.replica_exact = Gauge(
-            "kvgate_replica_exact",
-            "1 while an engine's events confirm what its replica holds.",
-            ("replica",),
-            registry=registry,
+        self.replica_exact = self._gauge(
+            "kvgate_replica_exact", "1 while an engine's events confirm what its replica holds.", "replica"
         )
-        self.replica_id_taken = Gauge(
+        self.replica_id_taken = self._gauge(
             "kvgate_replica_id_taken",
             "1 while Redis means another engine by a replica's id: give clusters that share it a redis.namespace each.",
-            ("replica",),
-            registry=registry,
+            "replica",
         )
         self.engine = {
-            figure: Gauge(f"kvgate_engine_{name}", help_text, ("replica",), registry=registry)
+            figure: self._gauge(f"kvgate_engine_{name}", help_text, "replica")
             for figure, (name, help_text) in _ENGINE.items()
         }
-        self.per_replica = (
-            *(self.replica_info, self.breaker_open, self.replica_ready, self.replica_active, self.replica_exact),
-            *(self.replica_draining, self.replica_asleep, self.replica_id_taken),
-            *self.engine.values(),
-        )
-        """The gauges with a label for the replica."""
 
     def keep(self, replicas: Collection[str]) -> None:
         """Forget the counts of other replicas: where replicas come and go under new names, these would never end."""
-        for counter in (
-            *(self.prompt_tokens, self.cached_tokens, self.predicted_tokens, self.passed_over_tokens),
-            *(self.wrong_predictions, self.doubts),
-        ):
+        for counter in self._counted_per_replica:
             counter.keep(replicas)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def _counter(self, name: str, help_text: str, labels: str = "") -> FastCounter:
+        """`labels` are names with spaces between them."""
+        counter = FastCounter(name, help_text, labels.split(), self.registry)
+        if labels.startswith("replica"):
+            self._counted_per_replica.append(counter)
+        return counter
+
+    def _histogram(self, name: str, help_text: str, bounds: Sequence[float], labels: str = "") -> FastHistogram:
+        return FastHistogram(name, help_text, labels.split(), bounds, self.registry)
+
+    def _gauge(self, name: str, help_text: str, labels: str = "") -> Gauge:
+        gauge = Gauge(name, help_text, labels.split(), registry=self.registry)
+        if labels.startswith("replica"):
+            self.per_replica.append(gauge)
+        return gauge

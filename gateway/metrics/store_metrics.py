@@ -43,34 +43,27 @@ def _server(report: Report) -> Iterator[Metric]:
     yield _counter("expired_keys", "Keys whose TTL ran out.", info.expired_keys)
     yield _counter("refused_commands", "Commands that Redis refused because its memory was full.", info.refused_writes)
     yield _counter("keyspace_hits", "Reads that found their key, chunks' and coordination's together.", info.hits)
-    yield _counter(
-        "keyspace_misses", "Reads that did not find their key, chunks' and coordination's together.", info.misses
-    )
-    yield _counter(
-        "received_bytes", "Bytes that Redis received, most of them chunks that are stored.", info.input_bytes
-    )
+    missed = "Reads that did not find their key, chunks' and coordination's together."
+    yield _counter("keyspace_misses", missed, info.misses)
+    received = "Bytes that Redis received, most of them chunks that are stored."
+    yield _counter("received_bytes", received, info.input_bytes)
     yield _counter("sent_bytes", "Bytes that Redis sent, most of them chunks that are loaded.", info.output_bytes)
-    yield _counters("commands", "Commands: get, set and exists are LMCache's for the most part.", "command", info.calls)
-    yield _counters(
-        "command_seconds",
-        "Time that Redis took for commands: evalsha is all of coordination's.",
-        "command",
-        info.seconds,
-    )
+    yield _counter("commands", "Commands: get, set and exists are LMCache's for the most part.", info.calls, "command")
+    seconds = "Time that Redis took for commands: evalsha is all of coordination's."
+    yield _counter("command_seconds", seconds, info.seconds, "command")
 
 
 def _keyspace(report: Report) -> Iterator[Metric]:
     estimate, holds = report.estimate, report.conditions
-    yield _gauges("estimated_bytes", "Memory by kind of key, estimated from samples.", "kind", estimate.bytes)
-    yield _gauges("estimated_keys", "Keys by kind, estimated from samples.", "kind", estimate.keys)
+    yield _gauge("estimated_bytes", "Memory by kind of key, estimated from samples.", estimate.bytes, "kind")
+    yield _gauge("estimated_keys", "Keys by kind, estimated from samples.", estimate.keys, "kind")
     yield _gauge("evictable_bytes", "Memory of keys with a TTL, estimated.", estimate.evictable_bytes)
     evicted = {kind: report.evicted.get(kind, 0) for kind in KEY_KINDS}
-    yield _counters(
-        "evictions_heard", "Evictions that the watcher received events about, by kind of key.", "kind", evicted
-    )
+    heard = "Evictions that the watcher received events about, by kind of key."
+    yield _counter("evictions_heard", heard, evicted, "kind")
     yield _counter("samples", "Keys that random picks found.", report.samples)
     conditions = {name: float(name in holds) for name in CONDITIONS}
-    yield _gauges("condition", "1 while an operator should act: see docs/store.md.", "condition", conditions)
+    yield _gauge("condition", "1 while an operator should act: see docs/store.md.", conditions, "condition")
 
 
 def _chunks(report: Report) -> Iterator[Metric]:
@@ -81,23 +74,20 @@ def _chunks(report: Report) -> Iterator[Metric]:
     yield _gauge("hears_events", "1 while events about writes and evictions arrive.", report.hears)
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"kvgate_store_{name}", text, value=value)
+_Figures = float | Mapping[_Label, float]
+"""One figure, or one for each value of the label."""
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"kvgate_store_{name}", text, value=value)
+def _gauge(name: str, text: str, figures: _Figures[_Label], label: str = "") -> Metric:
+    return _filled(GaugeMetricFamily(f"kvgate_store_{name}", text, labels=label.split()), figures)
 
 
-def _gauges(name: str, text: str, label: str, values: Mapping[_Label, float]) -> Metric:
-    family = GaugeMetricFamily(f"kvgate_store_{name}", text, labels=[label])
-    for each, value in values.items():
-        family.add_metric([each], value)
-    return family
+def _counter(name: str, text: str, figures: _Figures[_Label], label: str = "") -> Metric:
+    return _filled(CounterMetricFamily(f"kvgate_store_{name}", text, labels=label.split()), figures)
 
 
-def _counters(name: str, text: str, label: str, values: Mapping[_Label, float]) -> Metric:
-    family = CounterMetricFamily(f"kvgate_store_{name}", text, labels=[label])
-    for each, value in values.items():
-        family.add_metric([each], value)
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, figures: _Figures[_Label]) -> Metric:
+    rows = [([name], figures[name]) for name in figures] if isinstance(figures, Mapping) else [([], figures)]
+    for labels, value in rows:
+        family.add_metric(labels, value)
     return family
