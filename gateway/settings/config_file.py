@@ -20,6 +20,8 @@ Settings = TypeVar("Settings", bound=BaseModel)
 _UNQUOTED_FIELDS = {"url", "sha256", "cache_salt_secret"}
 _LONGEST_QUOTED_CHARS = 40
 
+# By pydantic's kind of error, with the values of its context.
+_WITHOUT_VALUE = {"missing": "is missing; it has no default", "invalid_key": "is not text; keys are field names"}
 _EXPECTED = {
     "string_type": "must be text; put it in quotes",
     "int_type": "must be a whole number, without quotes",
@@ -28,11 +30,6 @@ _EXPECTED = {
     "bool_type": "must be true or false, without quotes",
     "list_type": "must be a list; start each item with '- '",
     "finite_number": "must be finite",
-    "missing": "is missing; it has no default",
-    "invalid_key": "is not text; keys are field names",
-}
-# pydantic's bounds; each text names the value in the error's context.
-_BOUNDS = {
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
@@ -49,45 +46,6 @@ _PATTERNS = {
     r"^\d+\.\d+\.\d+\.\d+$": "must be an IPv4 address, like 127.0.0.1, or 0.0.0.0 for all interfaces",
     r"^[^/:\s]+$": "must be a host name alone, without scheme, port or path",
 }
-
-
-RETIRED: dict[str, str | float] = {
-    "coordinator": "agents change the map themselves, so nobody applies their events, and there is no command "
-    "`kvgate coordinator`. If store.watch is false because that command watched Redis, set it to true",
-    "redis.breaker_misses": 5,
-    "redis.overdue_ms": "it is 1000, or twice redis.budget_ms if that is more",
-    "discovery.dns.interval_s": 2,
-    "policy.min_slack_requests": 8,
-    "policy.load_factor": 1.5,
-    "policy.request_cost_tokens": 128,
-    "policy.copy_weight": 16,
-    "policy.cpu_credit": "it is measured, and 0.8 until then",
-    "policy.store_credit": "it is measured, and 0.6 until then",
-    "queue.output_weight": 2,
-    "store.samples_per_s": 100,
-    "limits.max_uploads": 4096,
-    "limits.min_body_bytes_per_s": 1024,
-    "limits.max_messages": 16384,
-    "limits.max_content_parts": 16384,
-    "limits.max_fields": 262144,
-    "limits.max_elements": 4194304,
-    "limits.max_nesting": 128,
-    "limits.max_form_parts": 256,
-    "timeouts.connect_s": 2,
-    "timeouts.upstream_keep_alive_s": 4,
-    "retries.budget_percent": 10,
-    "retries.budget_min_retries": 10,
-    "lmcache.redis.num_workers": "it is computed, as the fewest that leave 100 ms for each read",
-    "health.interval_s": 1,
-    "health.failures": 2,
-    "health.forget_s": 3600,
-    "health.breaker_failures": 3,
-    "health.breaker_error_rate": 0.5,
-    "health.breaker_window_s": 10,
-    "health.breaker_open_s": 5,
-}
-"""Settings of versions before 0.2: why nobody needs them, or the values that they always have now. Version 1 needs no
-such table."""
 
 
 class SettingsError(Exception):
@@ -228,11 +186,9 @@ def _describe(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{_got(detail)}must be one of {str(context['expected']).replace(' or ', ', ')}"
     if kind == "string_pattern_mismatch":
         return f"{_got(detail)}{_PATTERNS[context['pattern']]}"
-    if kind in _BOUNDS:
-        return f"{_got(detail)}{_BOUNDS[kind].format(**context)}"
-    if kind in _EXPECTED:
-        return _EXPECTED[kind] if kind in ("missing", "invalid_key") else f"{_got(detail)}{_EXPECTED[kind]}"
-    return f"{_got(detail)}{detail['msg']}"
+    if kind in _WITHOUT_VALUE:
+        return _WITHOUT_VALUE[kind]
+    return _got(detail) + (_EXPECTED[kind].format(**context) if kind in _EXPECTED else detail["msg"])
 
 
 def _got(detail: ErrorDetails) -> str:
@@ -251,9 +207,6 @@ def _quoted(value: object) -> str:
 
 
 def _unknown_key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    if (retired := RETIRED.get(_dotted(location))) is not None:
-        why = retired if isinstance(retired, str) else f"it is always {retired}"
-        return f"is no setting any more: {why}. Delete it"
     known = sorted(_section_at(model, location[:-1]).model_fields)
     near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
     return f"is not a known key; did you mean {near[0]}?" if near else f"is not a known key; known: {', '.join(known)}"

@@ -9,9 +9,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from gateway.ops.replica.settings import build_replica
 from gateway.settings.base import Section
-from gateway.settings.config_file import RETIRED, SettingsError
+from gateway.settings.config_file import SettingsError
 from gateway.settings.discovery_settings import DnsSettings, KubernetesSettings
 from gateway.settings.gateway_settings import GatewaySettings, build_settings, load_settings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
@@ -219,13 +218,3 @@ def test_traces_go_to_an_address_without_secrets(url: str) -> None:
     (problem,) = refused.value.problems
     assert problem.startswith("tracing.endpoint: ")
     assert "canary" not in problem
-
-
-@pytest.mark.parametrize("field", RETIRED)
-def test_a_setting_of_an_earlier_version_is_refused_by_a_line_that_says_what_holds_now(field: str) -> None:
-    data: Any = 1
-    for part in reversed(field.split(".")):
-        data = {part: data}
-    with pytest.raises(SettingsError) as caught:
-        build_replica(data, {}) if field.startswith("lmcache.") else build_settings(data, {})
-    assert [each for each in caught.value.problems if each.startswith(f"{field}: is no setting any more: ")]
