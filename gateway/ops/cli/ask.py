@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from gateway.ops.cli.errors import CommandError, base_url
 
@@ -13,14 +11,6 @@ if TYPE_CHECKING:
     import httpx
 
 _TIMEOUT_S = 10.0
-
-Gateway = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="A gateway's own address.", show_default="the state directory's cluster"),
-]
-StateDir = Annotated[Path, typer.Option(metavar="DIR", help="The folder with the cluster's files and logs.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, where gateways ask for one.")]
-DEFAULT_STATE_DIR = Path(".kvgate")
 
 
 class NoAnswer(CommandError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _RANDOM_KEY = "openssl rand -hex 32"
 _SHORT_CHARS = 16
+# The options of settings that have other names there.
+_OPTIONS = {"redis.url": "redis-url", "redis.namespace": "redis-namespace", "id": "replica"}
 _NO_START = ": a gateway would not start on this machine"
 
 
@@ -32,6 +35,28 @@ def load(path: Path) -> GatewaySettings:
         return load_settings(path, os.environ)
     except SettingsError as error:
         raise refused(path, error) from None
+
+
+def of_options(
+    redis_url: str, namespace: str, log: Mapping[str, str] = {}, env: Mapping[str, str] = {}
+) -> GatewaySettings:
+    """A gateway's settings from the options of a command. Raises SettingsError."""
+    from gateway.settings.gateway_settings import build_settings
+
+    return build_settings({"redis": {"url": redis_url, "namespace": namespace}, "log": {**log}}, env)
+
+
+@contextmanager
+def named_by_option() -> Iterator[None]:
+    """Turns a SettingsError in the context into a CommandError, with each field's option in its place."""
+    from gateway.settings.config_file import SettingsError
+
+    try:
+        yield
+    except SettingsError as error:
+        fields = (problem.partition(": ") for problem in error.problems)
+        named = (f"--{_OPTIONS.get(field, field)}: {what}" for field, _, what in fields)
+        raise CommandError("; ".join(named)) from None
 
 
 def replica_certificate(settings: GatewaySettings) -> Certificate | None:

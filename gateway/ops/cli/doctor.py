@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from gateway.ops.cli.errors import CommandError, base_url
+from gateway.ops.cli.options import DEFAULT_STATE_DIR, REDIS_NAMESPACE, REDIS_URL, ApiKey, AsJson, StateDir
 from gateway.ops.cli.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -21,62 +23,32 @@ if TYPE_CHECKING:
 _COULD_NOT_LOOK = 2
 
 
-RedisUrl = Annotated[
-    str | None,
-    typer.Option(
-        envvar="KVGATE_REDIS_URL",
-        metavar="URL",
-        help="The Redis that gateways share. Use a user that may call INFO, CONFIG and RANDOMKEY; for others the "
-        "doctor skips checks.",
-        show_default="the state directory's cluster",
-    ),
-]
-RedisNamespace = Annotated[
-    str | None,
-    typer.Option(
-        envvar="KVGATE_REDIS_NAMESPACE",
-        metavar="NAME",
-        help="The gateways' redis.namespace, if several clusters share the Redis.",
-        show_default="that of --config, or of the state directory's cluster",
-    ),
-]
-Gateways = Annotated[
-    list[str] | None,
-    typer.Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not list these addresses."),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="A gateway's YAML: the doctor uses its Redis, its replicas and their API key, and checks its tenants.",
-    ),
-]
-Lmcache = Annotated[
-    list[str] | None,
-    typer.Option(metavar="URL", help="An LMCache server's HTTP address (its --http-port); repeatable."),
-]
-StateDir = Annotated[
-    Path, typer.Option(metavar="DIR", help="The cluster to look at, if you give neither a Redis nor a file.")
-]
-ApiKey = Annotated[str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, if gateways need one.")]
-TimeoutS = Annotated[float, typer.Option("--timeout", min=0.1, max=60, help="Seconds that each question may take.")]
-
-
 def doctor(
-    redis_url: RedisUrl = None,
-    redis_namespace: RedisNamespace = None,
-    gateway: Gateways = None,
-    config: Config = None,
-    lmcache: Lmcache = None,
-    state_dir: StateDir = Path(".kvgate"),
+    redis_url: Annotated[str | None, REDIS_URL] = None,
+    redis_namespace: Annotated[str | None, REDIS_NAMESPACE] = None,
+    gateway: Annotated[
+        list[str] | None, Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not list these.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="A gateway's YAML, for its Redis, replicas, their key and tenants."),
+    ] = None,
+    lmcache: Annotated[
+        list[str] | None, Option(metavar="URL", help="An LMCache server's HTTP address; repeatable.")
+    ] = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
     api_key: ApiKey = None,
-    timeout_s: TimeoutS = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    timeout_s: Annotated[
+        float, Option("--timeout", min=0.1, max=60, help="Seconds that each question may take.")
+    ] = 2.0,
+    as_json: AsJson = False,
 ) -> None:
     """Find what is wrong with a running cluster, and say how to fix it.
 
     For some seconds it asks Redis, every gateway and every replica, and reads the
-    agents' reports in Redis. It changes nothing. It checks versions, memory and
+    agents' reports in Redis: those that you name, or those of the cluster in the state
+    directory. It changes nothing. Of a Redis whose user may not call INFO, CONFIG and
+    RANDOMKEY, it skips checks. It checks versions, memory and
     eviction, chunks without a TTL, replicas and gateways that differ, events that
     are missing, late or open to everybody, and clocks. It sees what this machine
     sees: run it where a gateway runs. Each finding says why it matters and what to
@@ -127,7 +99,7 @@ def _targets(
     """The servers to ask: those of the options, or else the cluster of the state directory."""
     from gateway.doctor.evidence import Unknown
     from gateway.doctor.gather import Targets
-    from gateway.ops.cli.config import load
+    from gateway.ops.cli.config import load, named_by_option, of_options
     from gateway.ops.local.errors import ClusterError
     from gateway.ops.local.state_dir import read_cluster
     from gateway.settings.discovery_settings import DiscoverySettings
@@ -136,16 +108,21 @@ def _targets(
     gateways = _urls("--gateway", gateway)
     if config is not None:
         settings = load(config)
+        url, name = redis_url or settings.redis.url, settings.redis.namespace if namespace is None else namespace
+        with named_by_option():
+            redis = of_options(url, name).redis
         return Targets(
-            redis_url=_redis(redis_url or settings.redis.url),
-            namespace=settings.redis.namespace if namespace is None else _namespace(namespace),
+            redis_url=redis.url,
+            namespace=redis.namespace,
             gateways=gateways,
             replicas=tuple(settings.replicas),
             discovers=settings.discovery != DiscoverySettings(),
             **_configured(settings),
         )
     if redis_url is not None:
-        return Targets(_redis(redis_url), _namespace(namespace or ""), gateways)
+        with named_by_option():
+            redis = of_options(redis_url, namespace or "").redis
+        return Targets(redis.url, redis.namespace, gateways)
     try:
         cluster = read_cluster(state_dir)
     except ClusterError:
@@ -176,25 +153,6 @@ def _configured(settings: GatewaySettings) -> dict[str, Any]:
         "replica_certificate": replica_certificate(settings),
         "settings": settings,
     }
-
-
-def _namespace(name: str) -> str:
-    from gateway.settings.config_file import SettingsError
-    from gateway.settings.gateway_settings import build_settings
-
-    try:
-        return build_settings({"redis": {"namespace": name}}, {}).redis.namespace
-    except SettingsError as error:
-        raise CommandError(f"--redis-namespace: {error.problems[0].partition(': ')[2]}") from None
-
-
-def _redis(url: str) -> str:
-    from gateway.settings.gateway_settings import checked_redis_url
-
-    try:
-        return checked_redis_url(url)
-    except ValueError as error:
-        raise CommandError(f"--redis-url: {error}") from None
 
 
 def _urls(option: str, urls: list[str] | None) -> tuple[str, ...]:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.options import DEFAULT_STATE_DIR, AsJson, StateDir
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
-_DEFAULT_STATE_DIR = Path(".kvgate")
 _DEFAULT_SIMULATED = 2
+_POLICIES = ", ".join(f"{name} ({meaning})" for name, meaning in POLICIES.items())
 
 
 class Load(StrEnum):
@@ -27,82 +29,59 @@ class Load(StrEnum):
     mixed = "mixed"
 
 
-StateDir = Annotated[
-    Path, typer.Option("--state-dir", metavar="DIR", help="The folder with the cluster's files and logs.")
-]
-Gateways = Annotated[int, typer.Option(min=1, max=64, help="Gateways to start.")]
-Replicas = Annotated[
-    int | None,
-    typer.Option(min=1, max=256, help="Simulated replicas to start.", show_default=str(_DEFAULT_SIMULATED)),
-]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The port that all gateways share.")]
+# The options of `up` that need more than a line.
 RedisUrl = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL", help="The Redis that gateways share; rediss:// for TLS.", show_default="an embedded one"
-    ),
+    Option(metavar="URL", help="The Redis that gateways share; rediss:// for TLS.", show_default="an embedded one"),
 ]
 RedisNamespace = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The gateways' redis.namespace, where several clusters share the Redis.",
-        show_default="that of --config, or none",
-    ),
-]
-Detach = Annotated[
-    bool, typer.Option("--detach", help="Return once it can serve, and leave it running (see kvgate down).")
+    Option(metavar="NAME", help="The gateways' redis.namespace.", show_default="that of --config, or none"),
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="NAME",
-        help=f"How a replica is chosen: {', '.join(f'{name} ({meaning})' for name, meaning in POLICIES.items())}.",
+        help=f"How a replica is chosen: {_POLICIES}.",
         show_default=f"that of --config, or {DEFAULT_POLICY}",
     ),
 ]
-Speed = Annotated[float, typer.Option(min=0, help="Divides every simulated time; 0 means no delays at all.")]
 Config = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         metavar="FILE",
         help="A gateway's YAML. Everything in it is used except id, addresses, Redis URL and replicas. At the end, "
         "answers have 2.5 s to finish, unless its timeouts.grace_s says something else.",
     ),
 ]
-Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests, unless --detach is given.")]
-LoadKind = Annotated[
-    Load | None,
-    typer.Option(
-        help="Go on sending a gentle load, so that the console has something to show: conversations, questions about "
-        "pictures, or both.",
-        show_default="none",
-    ),
-]
 FrontedReplicas = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="id=…,url=…",
-        help="Use this server instead of simulated replicas; repeatable. vLLM before 0.32 does not say where it "
-        "publishes KV events: add events=tcp://host:port and replay=tcp://host:port. If an LMCache server runs beside "
-        "it, add lmcache=http://host:port.",
+    Option(
+        metavar="URL|id=…,url=…",
+        help="Use this server instead of simulated replicas; repeatable. Without id=, it is r0, r1, … by its place. "
+        "vLLM before 0.32 does not say where it publishes KV events: add events=tcp://host:port and "
+        "replay=tcp://host:port. If an LMCache server runs beside it, add lmcache=http://host:port.",
     ),
 ]
 
 
 def up(
-    gateways: Gateways = 2,
-    replicas: Replicas = None,
-    port: Port = 8080,
+    gateways: Annotated[int, Option(min=1, max=64, help="Gateways to start.")] = 2,
+    replicas: Annotated[
+        int | None, Option(min=1, max=256, help="Simulated replicas to start.", show_default=str(_DEFAULT_SIMULATED))
+    ] = None,
+    port: Annotated[int, Option(min=1, max=65535, help="The port that all gateways share.")] = 8080,
     redis_url: RedisUrl = None,
     redis_namespace: RedisNamespace = None,
-    state_dir: StateDir = _DEFAULT_STATE_DIR,
-    detach: Detach = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    detach: Annotated[
+        bool, Option("--detach", help="Return once it can serve, and leave it running (see kvgate down).")
+    ] = False,
     policy: Policy = None,
-    speed: Speed = 1.0,
+    speed: Annotated[float, Option(min=0, help="Divides every simulated time; 0 means no delays at all.")] = 1.0,
     config: Config = None,
-    demo: Demo = True,
-    load: LoadKind = None,
+    demo: Annotated[bool, Option("--demo/--no-demo", help="Send the first requests, unless --detach is given.")] = True,
+    load: Annotated[Load | None, Option(help="Go on sending a gentle load: of what.", show_default="none")] = None,
     replica: FrontedReplicas = None,
 ) -> None:
     """Start a cluster on this machine: Redis, replicas and gateways behind one shared address.
@@ -111,7 +90,8 @@ def up(
     what the replica holds. Once all can serve, kvgate sends a text request and an
     image request, and shows where they went and why. It runs until Ctrl-C; then it
     stops everything within 5 seconds. A process that dies earlier is reported, and
-    not restarted.
+    not restarted. --load gives the console something to show: conversations,
+    questions about pictures, or both.
 
     \b
     Examples:
@@ -120,8 +100,7 @@ def up(
       kvgate up --detach && kvgate status && kvgate down
       kvgate up --load mixed
       kvgate up --redis-url redis://127.0.0.1:6379
-      kvgate up --replica id=r0,url=http://gpu0:8000 \\
-          --replica id=r1,url=http://gpu1:8000
+      kvgate up --replica http://gpu0:8000 --replica http://gpu1:8000
     """
     from gateway.ops.cli.config import contradictions_in
     from gateway.ops.cli.config import load as load_settings
@@ -130,7 +109,7 @@ def up(
 
     if replica and replicas is not None:
         raise CommandError("--replicas counts simulated replicas and --replica names real ones: give one of the two")
-    fronted = tuple(parse_fronted(text) for text in replica or ())
+    fronted = tuple(parse_fronted(text, position) for position, text in enumerate(replica or ()))
     plan = Plan(
         state_dir=state_dir.resolve(),
         gateways=gateways,
@@ -151,7 +130,7 @@ def up(
     asyncio.run(run(plan, os.environ, with_demo=demo, load=load.value if load else None))
 
 
-def down(state_dir: StateDir = _DEFAULT_STATE_DIR) -> None:
+def down(state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
     """Stop the cluster of a state directory. If none runs there, do nothing.
 
     Only processes that the cluster started are signalled. They have 5 seconds in
@@ -169,8 +148,8 @@ def down(state_dir: StateDir = _DEFAULT_STATE_DIR) -> None:
 
 
 def status(
-    state_dir: StateDir = _DEFAULT_STATE_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json: AsJson = False,
 ) -> None:
     """Show a cluster's processes, whether each can serve, and the state of its store.
 

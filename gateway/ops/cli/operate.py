@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import typer
 
-from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, NoAnswer, StateDir, ask, gateway_url
+from gateway.ops.cli.ask import NoAnswer, ask, gateway_url
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
 from gateway.ops.cli.printable import all_printable, printable
 
 _LOOK_S = 0.5
@@ -119,7 +120,7 @@ def queue(
     gateway: Gateway = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     api_key: ApiKey = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the gateway's answer as it is.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show who waits in the queue, since when, and why.
 

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir, ask, gateway_url
+from gateway.ops.cli.ask import ask, gateway_url
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
 
 
 def owners(
@@ -23,7 +24,7 @@ def owners(
     gateway: Gateway = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     api_key: ApiKey = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the gateway's answer as it is.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a prompt's prefix keys, the owners of each, and where a request would go now.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.ops.cli.ask import DEFAULT_STATE_DIR, StateDir
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.options import DEFAULT_STATE_DIR, OF_CLUSTER, StateDir
 from gateway.ops.cli.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -28,13 +28,7 @@ def redis_cli(
     pattern: Annotated[str, typer.Option(metavar="GLOB", help="With --scan: only these keys.")] = "*",
     redis_url: Annotated[
         str | None,
-        typer.Option(
-            "--redis-url",
-            "-u",
-            metavar="URL",
-            help="The Redis to ask.",
-            show_default="the state directory's cluster",
-        ),
+        typer.Option("--redis-url", "-u", metavar="URL", help="The Redis to ask.", show_default=OF_CLUSTER),
     ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:

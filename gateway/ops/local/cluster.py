@@ -15,11 +15,11 @@ from pathlib import Path
 
 import httpx
 
+from gateway.ops.followed import FollowedReplica
 from gateway.ops.local.embedded_redis import find_redis_server, problem_with, without_password
 from gateway.ops.local.errors import ClusterError
 from gateway.ops.local.plan import (
     HOST,
-    FrontedReplica,
     Plan,
     agent_secrets,
     base_config,
@@ -75,7 +75,7 @@ class LocalCluster:
         self._claim()
         redis_port, *ports = free_ports(1 + plan.gateways + plan.simulated, excluded=plan.port)
         gateway_ports, replica_ports = ports[: plan.gateways], ports[plan.gateways :]
-        simulated = [FrontedReplica(f"r{n}", f"http://{HOST}:{port}") for n, port in enumerate(replica_ports)]
+        simulated = [FollowedReplica(id=f"r{n}", url=f"http://{HOST}:{port}") for n, port in enumerate(replica_ports)]
         replicas = list(plan.fronted) or simulated
         redis_url = plan.redis_url or f"redis://{HOST}:{redis_port}"
         if fields := not_used(plan, self._base):
@@ -137,7 +137,7 @@ class LocalCluster:
         self._children.inherit([lock.fd for lock in locks])
         remove_old_files(state_dir)
 
-    def _write_configs(self, ports: list[int], redis_url: str, replicas: list[FrontedReplica]) -> None:
+    def _write_configs(self, ports: list[int], redis_url: str, replicas: list[FollowedReplica]) -> None:
         for n, port in enumerate(ports):
             text = gateway_config(self._plan, self._base, f"gw{n}", port, redis_url, replicas, self._env)
             write_private(self._config_of(n), text)
@@ -169,7 +169,7 @@ class LocalCluster:
         await self._until_ready({"redis": partial(_ask_redis, url)})
 
     async def _start_replicas(
-        self, http: httpx.AsyncClient, replicas: list[FrontedReplica], ports: list[int]
+        self, http: httpx.AsyncClient, replicas: list[FollowedReplica], ports: list[int]
     ) -> dict[str, int]:
         """Starts the simulated replicas, and returns their pids by id."""
         speed = str(self._plan.speed)
@@ -180,7 +180,7 @@ class LocalCluster:
         await self._until_ready({replica.id: partial(ask_replica, http, replica.url) for replica in replicas})
         return pids
 
-    async def _start_agents(self, http: httpx.AsyncClient, replicas: list[FrontedReplica], redis_url: str) -> None:
+    async def _start_agents(self, http: httpx.AsyncClient, replicas: list[FollowedReplica], redis_url: str) -> None:
         """Starts an agent for each replica that publishes KV events; a gateway is ready when it hears all of them.
 
         A replica that does not answer yet gets an agent too, but no gateway waits for it.
@@ -193,15 +193,15 @@ class LocalCluster:
                 self._say(f"replica {replica.id} does not answer yet: {replica.url}")
             command = [*_KVGATE, "agent", "--replica", replica.id, "--url", replica.url]
             for option in ("events", "replay", "lmcache", "dp_rank"):
-                if value := getattr(replica, option):
-                    command += [f"--{option.replace('_', '-')}", value]
+                if (value := getattr(replica, option)) not in ("", None):
+                    command += [f"--{option.replace('_', '-')}", str(value)]
             if self._namespace:
                 command += ["--redis-namespace", self._namespace]
             self._start("agent", agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
             if publishes:
                 self._exact.add(replica.id)
 
-    async def _publishes_events(self, http: httpx.AsyncClient, replica: FrontedReplica) -> bool | None:
+    async def _publishes_events(self, http: httpx.AsyncClient, replica: FollowedReplica) -> bool | None:
         """Whether the replica publishes KV events; None if it does not answer in time."""
         if replica.events:
             return True

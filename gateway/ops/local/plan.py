@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
+from gateway.ops.followed import FollowedReplica, is_http
 from gateway.ops.local.errors import ClusterError
 from gateway.settings.certificate_settings import CertificateSettings
-from gateway.settings.config_file import SettingsError
+from gateway.settings.config_file import SettingsError, build
 from gateway.settings.gateway_settings import build_settings, load_settings
 from gateway.tls import BadCertificate, Certificate, towards_replicas
 
@@ -23,25 +22,13 @@ _GRACE_S = 2.5
 
 
 @dataclass(frozen=True)
-class FrontedReplica:
-    """A server that `--replica` names: the cluster does not start it, but puts its gateways in front of it."""
-
-    id: str
-    url: str
-    events: str = ""
-    replay: str = ""
-    lmcache: str = ""
-    dp_rank: str = ""
-
-
-@dataclass(frozen=True)
 class Plan:
     """A cluster to start. With `fronted` servers, no replica is simulated."""
 
     state_dir: Path
     gateways: int = 2
     simulated: int = 2
-    fronted: tuple[FrontedReplica, ...] = ()
+    fronted: tuple[FollowedReplica, ...] = ()
     port: int = 8080
     redis_url: str | None = None
     redis_namespace: str | None = None
@@ -51,57 +38,20 @@ class Plan:
     detach: bool = False
 
 
-_FRONTED_FIELDS = frozenset({"id", "url", "events", "replay", "lmcache", "dp_rank"})
+_FORM = "URL, or id=r0,url=http://host:port[,events=tcp://host:port][,replay=…][,lmcache=http://host:port][,dp_rank=0]"
 
 
-def parse_fronted(text: str) -> FrontedReplica:
-    """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…][,lmcache=http://…]`.
-
-    `events` and `replay` are the engine's addresses for KV events, needed if it does not return them itself; `lmcache`
-    is the HTTP address of the LMCache server beside it; `dp_rank` is its rank, if several share the url.
-    """
-    fields: dict[str, str] = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals or name not in _FRONTED_FIELDS or name in fields:
-            raise ClusterError(
-                f"--replica {text}: {part!r} is not understood; write id=r0,url=http://host:port"
-                "[,events=tcp://host:port][,replay=tcp://host:port][,lmcache=http://host:port]"
-                "[,dp_rank=0]"
-            )
-        fields[name] = value
-    for name in ("id", "url"):
-        if not fields.get(name):
-            raise ClusterError(f"--replica {text}: {name}=… is missing; write id=r0,url=http://host:port")
-    for name in ("events", "replay"):
-        if name in fields and not is_endpoint(fields[name]):
-            raise ClusterError(f"--replica {text}: {name} must be {ENDPOINT}")
-    if "replay" in fields and "events" not in fields:
-        raise ClusterError(f"--replica {text}: replay=… needs events=…")
-    if "lmcache" in fields and not is_http(fields["lmcache"]):
-        raise ClusterError(f"--replica {text}: lmcache must be the base of its HTTP server, http://host:port")
-    if "dp_rank" in fields and re.fullmatch(r"\d{1,9}", fields["dp_rank"], re.ASCII) is None:
-        raise ClusterError(f"--replica {text}: dp_rank must be the replica's rank in a data-parallel server: 0, 1, …")
-    return FrontedReplica(**{name: value.rstrip("/") for name, value in fields.items()})
-
-
-ENDPOINT = "tcp://host:port, or ipc:///path of a socket"
-
-
-def is_http(url: str) -> bool:
-    """Whether this is the base URL of an HTTP server."""
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def is_endpoint(url: str) -> bool:
-    """Whether ZeroMQ can connect to it: whether it looks like ENDPOINT says."""
+def parse_fronted(text: str, position: int) -> FollowedReplica:
+    """Parse `URL` or `id=r0,url=URL[,events=tcp://…]…`. Without an id, the replica is named by its position."""
+    first, *others = text.split(",")
+    parts = [part.partition("=") for part in (f"url={first}" if is_http(first) else first, *others)]
+    fields = {"id": f"r{position}"} | {name: value for name, _, value in parts}
+    if not all(equals for _, equals, _ in parts) or len({name for name, _, _ in parts}) < len(parts):
+        raise ClusterError(f"--replica {text}: is not understood; write {_FORM}")
     try:
-        parts = urlsplit(url)
-        is_socket = parts.scheme == "ipc" and not parts.netloc and len(parts.path) > 1
-        return is_socket or (parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None)
-    except ValueError:
-        return False
+        return build(FollowedReplica, fields, {}, {})
+    except SettingsError as error:
+        raise ClusterError(f"--replica {text}: {'; '.join(error.problems)}") from None
 
 
 def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
@@ -139,7 +89,7 @@ def gateway_config(
     name: str,
     port: int,
     redis_url: str,
-    replicas: list[FrontedReplica],
+    replicas: list[FollowedReplica],
     env: Mapping[str, str],
 ) -> str:
     """The YAML of gateway `name`: `base`, overridden by everything that this cluster decides.
@@ -153,10 +103,7 @@ def gateway_config(
         "port": port,
         "shared_port": plan.port,
         "redis": {**base.get("redis", {}), "url": redis_url},
-        "replicas": [
-            {"id": replica.id, "url": replica.url} | ({"dp_rank": int(replica.dp_rank)} if replica.dp_rank else {})
-            for replica in replicas
-        ],
+        "replicas": [replica.model_dump(include={"id", "url", "dp_rank"}, exclude_none=True) for replica in replicas],
         "timeouts": {"grace_s": _GRACE_S, **base.get("timeouts", {})},
     }
     if plan.redis_namespace is not None:
@@ -173,9 +120,6 @@ def gateway_config(
 def _by_option(problem: str, plan: Plan) -> str:
     """The `problem` with its option in place of its field, if an option filled that field."""
     field, _, what = problem.partition(": ")
-    fronted = re.match(r"replicas\[(\d+)\]\.", field)
-    if fronted and plan.fronted:
-        return f"--replica id={plan.fronted[int(fronted[1])].id},…: {field[fronted.end() :]} {what}"
     options: dict[str, tuple[str, object]] = {
         "redis.url": ("--redis-url", plan.redis_url),
         "redis.namespace": ("--redis-namespace", plan.redis_namespace),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.ops.local.plan import FrontedReplica
+from gateway.ops.followed import FollowedReplica
 
 _SAY_AFTER_S = 3.0
 _REASONS_AFTER_S = 15.0  # before, processes just need time to start
@@ -40,7 +40,7 @@ def nobody_there(refusals: Mapping[str, str], waited_s: float) -> str:
     )
 
 
-def why_not_ready(problems: Mapping[str, str], fronted: Sequence[FrontedReplica]) -> tuple[str, bool]:
+def why_not_ready(problems: Mapping[str, str], fronted: Sequence[FollowedReplica]) -> tuple[str, bool]:
     """Each reason once, and whether servers are missing that this cluster does not start."""
     told = _by_reason(problems)
     away = [replica for replica in fronted if f"replica {replica.id}: " in told]

@@ -55,7 +55,7 @@ def test_the_agents_help_says_what_the_engine_needs(kvgate: Kvgate) -> None:
             (*AGENT, "--events", "ipc://h"),
             "--events: is 'ipc://h'; must be tcp://host:port, or ipc:///path of a socket",
         ),
-        ((*AGENT, "--replay", "tcp://h:1"), "--replay: needs --events"),
+        ((*AGENT, "--replay", "tcp://h:1"), "--replay: needs events"),
         ((*AGENT, "--redis-namespace", "{m}"), "--redis-namespace: is '{m}'; must be at most 48 of a-z"),
     ],
 )

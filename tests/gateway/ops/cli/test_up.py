@@ -334,11 +334,10 @@ def redis() -> Iterator[RedisServer]:
 def test_servers_and_a_redis_that_were_there_before_are_fronted(
     kvgate: Kvgate, other_server: str, redis: RedisServer
 ) -> None:
-    replica = f"id=mine,url={other_server}"
-    result = kvgate.up("--detach", "--gateways", "1", "--redis-url", redis.url, "--replica", replica)
+    result = kvgate.up("--detach", "--gateways", "1", "--redis-url", redis.url, "--replica", other_server)
     assert result.returncode == 0, result.stderr
     cluster = kvgate.cluster()
-    assert cluster["replicas"] == [{"id": "mine", "url": other_server, "pid": None}]
+    assert cluster["replicas"] == [{"id": "r0", "url": other_server, "pid": None}]
     assert cluster["redis_url"] == redis.url
     assert [process.id for process in read_processes(kvgate.state_dir)] == ["gw0"]
     assert httpx.get(f"{cluster['url']}/v1/models", trust_env=False, verify=False).json()["data"][0]["id"] == "other"

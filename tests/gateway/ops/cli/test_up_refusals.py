@@ -46,8 +46,8 @@ def test_servers_of_which_none_is_there_are_named_before_anything_starts(kvgate:
     ("options", "wrong"),
     [
         (["--policy", "fastest"], "kvgate: --policy: is 'fastest'; must be one of"),
-        (["--replica", "id=r0"], "url=… is missing"),
-        (["--replica", "id=r0,url=tcp://h:1"], "kvgate: --replica id=r0,…: url 'tcp://h:1' is not a server's base URL"),
+        (["--replica", "id=r0"], "kvgate: --replica id=r0: url: is missing"),
+        (["--replica", "id=r0,url=tcp://h:1"], "kvgate: --replica id=r0,url=tcp://h:1: url: 'tcp://h:1' is not a"),
         (["--replica", "id=r0,url=http://h:1", "--replicas", "2"], "give one of the two"),
         (
             ["--replica", "id=r0,url=http://h:1", "--replica", "id=r0,url=http://h:2"],

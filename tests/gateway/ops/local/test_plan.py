@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.ops.followed import FollowedReplica
 from gateway.ops.local.errors import ClusterError
 from gateway.ops.local.plan import (
-    FrontedReplica,
     Plan,
     agent_secrets,
     base_config,
@@ -19,7 +19,7 @@ from gateway.ops.local.plan import (
 )
 from gateway.settings.gateway_settings import build_settings
 
-REPLICAS = [FrontedReplica("r0", "http://127.0.0.1:8000")]
+REPLICAS = [FollowedReplica(id="r0", url="http://127.0.0.1:8000")]
 
 
 def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
@@ -30,24 +30,35 @@ def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ign
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("http://h:1", "'http://h:1' is not understood"),
-        ("id=r0", "url=… is missing"),
-        ("url=http://h:1", "id=… is missing"),
-        ("id=,url=http://h:1", "id=… is missing"),
-        ("id=r0,url=http://h:1,id=r1", "'id=r1' is not understood"),
-        ("id=r0,url=http://h:1,event=tcp://h:1", "'event=tcp://h:1' is not understood"),
-        ("id=r0,url=http://h:1,events=http://h:1", "events must be tcp://host:port"),
-        ("id=r0,url=http://h:1,events=ipc:///", "events must be tcp://host:port, or ipc:///path of a socket"),
-        ("id=r0,url=http://h:1,replay=tcp://h", "replay must be tcp://host:port"),
-        ("id=r0,url=http://h:1,replay=tcp://h:x", "replay must be tcp://host:port"),
-        ("id=r0,url=http://h:1,replay=tcp://h:5558", "replay=… needs events=…"),
-        ("id=r0,url=http://h:1,lmcache=h:8080", "lmcache must be the base of its HTTP server"),
+        ("h:1", "is not understood; write URL, or id=r0,url=http://host:port"),
+        ("id=r0", "url: is missing"),
+        ("id=,url=http://h:1", "id: is ''; must be 1 to 48 of"),
+        ("http://h:1/v1", "url: leave /v1 out"),
+        ("http://h:1,events", "is not understood"),
+        ("http://h:1,url=http://h:2", "is not understood"),
+        ("id=r0,url=http://h:1,id=r1", "is not understood"),
+        ("id=r0,url=http://h:1,event=tcp://h:1", "event: is not a known key; did you mean events?"),
+        ("id=r0,url=http://h:1,events=http://h:1", "events: is 'http://h:1'; must be tcp://host:port"),
+        ("id=r0,url=http://h:1,events=ipc:///", "must be tcp://host:port, or ipc:///path of a socket"),
+        ("id=r0,url=http://h:1,events=tcp://h:1,replay=tcp://h", "replay: is 'tcp://h'; must be tcp://host:port"),
+        ("id=r0,url=http://h:1,events=tcp://h:1,replay=tcp://h:x", "replay: is 'tcp://h:x'; must be tcp://host:port"),
+        ("id=r0,url=http://h:1,replay=tcp://h:5558", "replay: needs events"),
+        ("id=r0,url=http://h:1,lmcache=h:8080", "lmcache: is 'h:8080'; must be its HTTP server's base"),
+        ("id=r0,url=http://h:1,dp_rank=-1", "dp_rank: must be the replica's rank"),
     ],
 )
 def test_a_replica_that_is_not_understood_says_what_is_wrong(text: str, wrong: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        parse_fronted(text)
+        parse_fronted(text, 0)
     assert wrong in str(caught.value)
+
+
+def test_a_replica_without_an_id_is_named_by_its_position() -> None:
+    assert parse_fronted("http://h:1/", 1) == FollowedReplica(id="r1", url="http://h:1")
+    events = "tcp://h:5557"
+    assert parse_fronted(f"http://h:1,events={events}", 0) == FollowedReplica(id="r0", url="http://h:1", events=events)
+    whole = parse_fronted("id=a,url=http://h:1,dp_rank=2,lmcache=http://h:5580/", 0)
+    assert whole == FollowedReplica(id="a", url="http://h:1", dp_rank=2, lmcache="http://h:5580")
 
 
 def test_agents_show_the_certificate_that_gateways_show_to_replicas() -> None:

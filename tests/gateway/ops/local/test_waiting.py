@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.ops.local.plan import FrontedReplica
+from gateway.ops.followed import FollowedReplica
 from gateway.ops.local.waiting import WaitReport, why_not_ready
 
 SLOW = {"gw0": "no answer on http://127.0.0.1:7001", "the shared port": "no answer on http://127.0.0.1:8080"}
@@ -31,7 +31,7 @@ def test_reasons_are_given_after_15_s_and_again_when_they_change() -> None:
 
 
 def test_servers_that_should_have_been_there_are_named_with_how_to_look() -> None:
-    fronted = [FrontedReplica("r0", "http://h:1"), FrontedReplica("r1", "http://h:2")]
+    fronted = [FollowedReplica(id="r0", url="http://h:1"), FollowedReplica(id="r1", url="http://h:2")]
     text, is_their_fault = why_not_ready({"gw0": "replica r1: refused"}, fronted)
     assert (
         text == "gw0: replica r1: refused; check that these servers are up and answer with 200: curl http://h:2/health"

@@ -1,0 +1,22 @@
+"""The options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+DEFAULT_STATE_DIR = Path(".kvgate")
+OF_CLUSTER = "the state directory's cluster"
+"""The default of what is asked."""
+StateDir = Annotated[Path, Option(metavar="DIR", help="The folder with the cluster's files and logs.")]
+Gateway = Annotated[str | None, Option(metavar="URL", help="A gateway's own address.", show_default=OF_CLUSTER)]
+ApiKey = Annotated[str | None, Option(envvar="KVGATE_API_KEY", help="An admin key, where gateways ask for one.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON for programs.")]
+REDIS_URL = Option(envvar="KVGATE_REDIS_URL", metavar="URL", help="The Redis that gateways share; rediss:// for TLS.")
+REDIS_NAMESPACE = Option(
+    envvar="KVGATE_REDIS_NAMESPACE",
+    metavar="NAME",
+    help="The gateways' redis.namespace, if several clusters share the Redis.",
+)
