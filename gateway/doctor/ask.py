@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import orjson
@@ -65,11 +65,10 @@ def endpoints_in(sources: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(endpoint for endpoint in found if endpoint))
 
 
-class _Page:
-    def __init__(self, status: int, body: bytes, clock_ahead_s: Span | None) -> None:
-        self.status = status
-        self.body = body
-        self.clock_ahead_s = clock_ahead_s
+class _Page(NamedTuple):
+    status: int
+    body: bytes
+    clock_ahead_s: Span | None
 
 
 async def _get(upstream: Upstream, url: str, path: str, with_key: bool, timeout_s: float) -> _Page | Unknown:
@@ -135,7 +134,10 @@ def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> 
         is_ready=bool(ready["ready"]),
         reasons=tuple(map(str, ready["reasons"])),
         store_problem=str(ready.get("store_problem") or ""),
-        store_warnings=_warnings(ready),
+        store_warnings={
+            str(name): str(warning)
+            for name, warning in zip(ready.get("store_conditions", ()), ready.get("store_warnings", ()), strict=False)
+        },
         taken_ids={str(replica): str(said) for replica, said in ready.get("taken_ids", {}).items()},
         replicas=frozenset(map(str, ready["replicas"])),
         exact=frozenset(map(str, ready["exact"])),
@@ -144,22 +146,9 @@ def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> 
         several_pools={
             str(name): tuple(map(str, pools)) for name, pools in ready.get("models_in_several_pools", {}).items()
         },
-        **_python(about),
+        python=str(about["python"]["version"]),
+        is_optimised=bool(about["python"]["is_optimised"]),
     )
-
-
-def _python(about: dict[str, Any]) -> dict[str, Any]:
-    """Its Python, as evidence. An older gateway does not describe it."""
-    if "python" not in about:
-        return {"python": Unknown("this gateway is too old to say it")}
-    return {"python": str(about["python"]["version"]), "is_optimised": bool(about["python"]["is_optimised"])}
-
-
-def _warnings(ready: dict[str, Any]) -> dict[str, str]:
-    """By condition. An older gateway does not name them: then by the warning itself."""
-    warnings = tuple(map(str, ready.get("store_warnings", ())))
-    conditions = tuple(map(str, ready.get("store_conditions", warnings)))
-    return dict(zip(conditions, warnings, strict=False))
 
 
 async def with_keys(

@@ -124,10 +124,10 @@ class GatewayEvidence:
     """Models without a ready replica."""
     several_pools: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model → its pools, if several serve it."""
-    python: str | Unknown = Unknown("not asked")
+    python: str = ""
     """The version of its Python."""
     is_optimised: bool = True
-    """Whether its Python was built with optimisation. True if it does not say so."""
+    """Whether its Python was built with optimisation."""
     keys: tuple[str, ...] | Unknown = Unknown("not asked")
     """The prefix keys that it gives to a prompt. The doctor asks all gateways about the same prompt."""
 

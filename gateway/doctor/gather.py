@@ -12,7 +12,6 @@ import httpx
 
 from coordinator.engine.sockets import tls_context
 from coordinator.errors import StoreError
-from coordinator.redis.checks import RedisEvidence
 from coordinator.survey import PoolSnapshot, Survey
 from gateway.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
 from gateway.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
@@ -53,131 +52,99 @@ class Targets:
 async def gather(targets: Targets) -> Evidence:
     """Everything that can be learned about a cluster. Raises nothing if something does not answer."""
     timeout_s = targets.timeout_s
-    survey = await _open(targets)
-    tls = contexts_of(targets.replica_certificate)
-    upstream = Upstream(timeout_s, targets.replica_key, tls)
+    survey = await _told(Survey.open(targets.redis_url, timeout_s, targets.namespace))
+    upstream = Upstream(timeout_s, targets.replica_key, contexts_of(targets.replica_certificate))
     configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
+    known = {replica.id for replica in configured}
+    lasting = None if targets.discovers or not configured else known
     try:
         async with httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=tls_context()) as http:
-            redis = await _redis(survey)  # alone, because it measures how long an answer takes
+            redis = survey if isinstance(survey, Unknown) else await _told(survey.redis())  # alone: it measures times
             gateways, lmcache, replicas = await asyncio.gather(
                 _each(ask_gateway(http, url, timeout_s) for url in targets.gateways),
                 _each(ask_lmcache(http, url, timeout_s) for url in targets.lmcache),
                 _each(ask_replica(upstream, replica, True, timeout_s) for replica in configured),
             )
-            lasting = None if targets.discovers or not configured else {replica.id for replica in configured}
-            pools = await _pools_in_redis(survey, await _pools(survey, gateways, replicas), lasting)
-            pools, others = await asyncio.gather(
-                _with_more_snapshots(survey, pools),
-                _each(
-                    ask_replica(upstream, replica, False, timeout_s)
-                    for replica in (_unasked(pools, configured) if targets.asks_registered else ())
-                ),
+            seen = await _first_snapshots(survey, gateways, replicas)
+            found = _registered([_pool(name, snapshots, lasting) for name, snapshots in seen.items()])
+            unasked = [each for name, each in found.items() if name not in known and targets.asks_registered]
+            _, others = await asyncio.gather(
+                _add_snapshots(survey, seen),
+                _each(ask_replica(upstream, replica, False, timeout_s) for replica in unasked),
             )
             replicas += others
             gateways = await with_keys(http, gateways, _model(replicas), targets.api_key, timeout_s)
-            gateways = gateways if targets.itself is None else (targets.itself, *gateways)
     finally:
         await upstream.close()
         if isinstance(survey, Survey):
             await survey.close()
-    return Evidence(redis, *_by_pool(pools, replicas), gateways, lmcache, targets.settings)
+    # A replica that does not answer is in the pool that Redis has it in.
+    found = _registered([_pool(name, snapshots, lasting) for name, snapshots in seen.items()])
+    placed = [replace(each, pool=each.pool or (found[each.id].pool if each.id in found else "")) for each in replicas]
+    pools = (_pool(name, snapshots, lasting, placed) for name, snapshots in seen.items())
+    homeless = tuple(each for each in placed if not each.pool)
+    itself = () if targets.itself is None else (targets.itself,)
+    return Evidence(redis, tuple(pools), homeless, (*itself, *gateways), lmcache, targets.settings)
 
 
 async def _each(asked: Iterable[Awaitable[_Evidence]]) -> tuple[_Evidence, ...]:
     return tuple(await asyncio.gather(*asked))
 
 
-async def _open(targets: Targets) -> Survey | Unknown:
+async def _told(asked: Awaitable[_Evidence]) -> _Evidence | Unknown:
     try:
-        return await Survey.open(targets.redis_url, targets.timeout_s, targets.namespace)
+        return await asked
     except StoreError as error:
         return Unknown(str(error))
 
 
-async def _redis(survey: Survey | Unknown) -> RedisEvidence | Unknown:
-    if isinstance(survey, Unknown):
-        return survey
-    try:
-        return await survey.redis()
-    except StoreError as error:
-        return Unknown(str(error))
-
-
-async def _pools(
+async def _first_snapshots(
     survey: Survey | Unknown, gateways: Iterable[GatewayEvidence], replicas: Iterable[ReplicaEvidence]
-) -> list[str]:
-    """The names of all pools. Redis lists a pool only if it has agents, so gateways and replicas count as well."""
+) -> dict[str, list[PoolSnapshot]]:
+    """One snapshot of each pool, by name; none if Redis does not answer. Redis lists a pool only if it has agents, so
+    gateways and replicas count as well."""
     names = {name for gateway in gateways for name in gateway.pools} | {replica.pool for replica in replicas}
-    if isinstance(survey, Survey):
-        with suppress(StoreError):
-            names |= set(await survey.pools())
-    return sorted(names - {""})
+    if isinstance(survey, Survey) and not isinstance(listed := await _told(survey.pools()), Unknown):
+        names |= set(listed)
+    seen: dict[str, list[PoolSnapshot]] = {name: [] for name in sorted(names - {""})}
+    await _add_to(survey, seen)
+    return seen
 
 
-async def _pools_in_redis(
-    survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None
-) -> tuple[PoolEvidence, ...]:
-    """The pools with a first snapshot each, not yet with replicas. A dead replica counts as retired if it is not in
-    `lasting`, the configured ones; None if the configuration is unknown."""
-    return tuple([_with_snapshot(PoolEvidence(name), await _snapshot(survey, name), lasting) for name in names])
-
-
-async def _with_more_snapshots(survey: Survey | Unknown, pools: tuple[PoolEvidence, ...]) -> tuple[PoolEvidence, ...]:
-    """Adds a few snapshots, over seconds: some things are wrong only if they last."""
-    for _ in range(_MORE_SNAPSHOTS if any(pool.snapshots for pool in pools) else 0):
+async def _add_snapshots(survey: Survey | Unknown, seen: dict[str, list[PoolSnapshot]]) -> None:
+    """Add a few, over seconds: some things are wrong only if they last."""
+    for _ in range(_MORE_SNAPSHOTS if any(seen.values()) else 0):
         await asyncio.sleep(_BETWEEN_SNAPSHOTS_S)
-        taken = [await _snapshot(survey, pool.name) for pool in pools]
-        pools = tuple(
-            replace(pool, snapshots=(*pool.snapshots, snapshot)) if snapshot else pool
-            for pool, snapshot in zip(pools, taken, strict=True)
-        )
-    return pools
+        await _add_to(survey, seen)
 
 
-async def _snapshot(survey: Survey | Unknown, name: str) -> PoolSnapshot | None:
-    if isinstance(survey, Unknown):
-        return None
-    try:
-        return await (await survey.for_pool(name)).snapshot(name)
-    except StoreError:
-        return None
+async def _add_to(survey: Survey | Unknown, seen: dict[str, list[PoolSnapshot]]) -> None:
+    if isinstance(survey, Survey):
+        for name, snapshots in seen.items():
+            with suppress(StoreError):
+                snapshots.append(await (await survey.for_pool(name)).snapshot(name))
 
 
-def _with_snapshot(pool: PoolEvidence, snapshot: PoolSnapshot | None, lasting: set[str] | None) -> PoolEvidence:
-    if snapshot is None:
-        return pool
-    dead = {name for name, record in snapshot.state.replicas.items() if record.state == "dead"}
-    return replace(
-        pool, snapshots=(snapshot,), retired=frozenset(dead - lasting) if lasting is not None else frozenset()
-    )
+def _pool(
+    name: str, snapshots: list[PoolSnapshot], lasting: set[str] | None, replicas: Iterable[ReplicaEvidence] = ()
+) -> PoolEvidence:
+    """A dead replica counts as retired if it is not in `lasting`, the configured ones; None if these are unknown."""
+    records = snapshots[0].state.replicas if snapshots and lasting is not None else {}
+    retired = frozenset(each for each, record in records.items() if record.state == "dead") - (lasting or set())
+    return PoolEvidence(name, tuple(each for each in replicas if each.pool == name), tuple(snapshots), retired)
 
 
-def _unasked(pools: Iterable[PoolEvidence], configured: tuple[ReplicaEvidence, ...]) -> list[ReplicaEvidence]:
-    known = {replica.id for replica in configured}
-    return [
-        ReplicaEvidence(record.replica, record.url, pool.name)
+def _registered(pools: Iterable[PoolEvidence]) -> dict[str, ReplicaEvidence]:
+    """The replicas that Redis names, not asked yet."""
+    return {
+        record.replica: ReplicaEvidence(record.replica, record.url, pool.name)
         for pool in pools
         for record in pool.records()
-        if record.replica not in known
-    ]
+    }
 
 
 def _model(replicas: Iterable[ReplicaEvidence]) -> str | None:
     """A model's name that clients may use."""
     return next(
         (replica.cards[0].id for replica in replicas if isinstance(replica.cards, tuple) and replica.cards), None
-    )
-
-
-def _by_pool(
-    pools: tuple[PoolEvidence, ...], replicas: tuple[ReplicaEvidence, ...]
-) -> tuple[tuple[PoolEvidence, ...], tuple[ReplicaEvidence, ...]]:
-    """The pools with their replicas, and the replicas of no known pool. A replica that does not answer is in the pool
-    that Redis has it in."""
-    registered = {record.replica: pool.name for pool in pools for record in pool.records()}
-    placed = [replace(replica, pool=replica.pool or registered.get(replica.id, "")) for replica in replicas]
-    return (
-        tuple(replace(pool, replicas=tuple(each for each in placed if each.pool == pool.name)) for pool in pools),
-        tuple(each for each in placed if not each.pool),
     )

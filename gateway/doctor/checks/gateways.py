@@ -8,9 +8,6 @@ from coordinator.finding import FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
 from gateway.doctor.evidence import Evidence, GatewayEvidence, Unknown, grouped
 
-_COORDINATOR = "coordinator."
-"""How the names of a process begin that versions before 0.2 had. It serves nobody."""
-
 UNREACHABLE = FindingKind(
     "gateway-unreachable",
     "error",
@@ -115,10 +112,7 @@ def unasked(evidence: Evidence) -> Iterator[Result]:
     if evidence.gateways and not all(gateway.problem == "" for gateway in evidence.gateways):
         return  # one that does not answer may be the one that was not asked
     for name in sorted(live - asked):
-        if not name.startswith(_COORDINATOR):
-            yield Unchecked(
-                f"gateway {name}", "whether it agrees with the others", "it was not asked: add --gateway URL"
-            )
+        yield Unchecked(f"gateway {name}", "whether it agrees with the others", "it was not asked: add --gateway URL")
 
 
 def agreement(evidence: Evidence) -> Iterator[Result]:
@@ -162,9 +156,7 @@ def keys(evidence: Evidence) -> Iterator[Result]:
 def interpreters(evidence: Evidence) -> Iterator[Result]:
     """Whether the Python of each was built with optimisation."""
     for gateway in _answering(evidence):
-        if isinstance(gateway.python, Unknown):
-            yield Unchecked(gateway.subject, "whether its Python is optimised", gateway.python.why)
-        elif not gateway.is_optimised:
+        if not gateway.is_optimised:
             yield PYTHON.seen(gateway.subject, f"its Python {gateway.python} was built without optimisation")
 
 

@@ -192,26 +192,21 @@ CHECKS = (health, version, caching, events, exposure)
 # -- the replicas of a pool ------------------------------------------------------------------------------------------
 
 
-def dead(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether gateways found a replica dead."""
+_STATES = {
+    "dead": (DEAD, "gateways found {} dead"),
+    "hung": (HUNG, "gateways found that {} hangs"),
+    ASLEEP: (SLEEPS, "gateways found that {} sleeps"),
+}
+"""The finding of each state that is not good."""
+
+
+def states(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether gateways found a replica dead, without progress, or asleep."""
     answering_badly = {replica.id for replica in pool.replicas if replica.problem}
     for record in pool.records():
-        if record.state == "dead" and record.replica not in answering_badly:  # others have the finding of `health`
-            yield DEAD.seen(f"replica {record.replica}", f"gateways found {record.url} dead", url=record.url)
-
-
-def hung(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether a replica makes no progress with its work."""
-    for record in pool.records():
-        if record.state == "hung":
-            yield HUNG.seen(f"replica {record.replica}", f"gateways found that {record.url} hangs", url=record.url)
-
-
-def asleep(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether a replica's engine sleeps."""
-    for record in pool.records():
-        if record.state == ASLEEP:
-            yield SLEEPS.seen(f"replica {record.replica}", f"gateways found that {record.url} sleeps", url=record.url)
+        if record.state in _STATES and not (record.state == "dead" and record.replica in answering_badly):
+            kind, what = _STATES[record.state]  # a dead replica that answers badly has the finding of `health`
+            yield kind.seen(f"replica {record.replica}", what.format(record.url), url=record.url)
 
 
 def drained(pool: PoolEvidence) -> Iterator[Result]:
@@ -276,7 +271,7 @@ def serving(pool: PoolEvidence) -> Iterator[Result]:
         yield SERVING_DIFFERS.seen(pool.subject, f"max_model_len {differing}")
 
 
-CHECKS_OF_POOL = (dead, hung, asleep, drained, broken, watched, readable, versions, hashing, serving)
+CHECKS_OF_POOL = (states, drained, broken, watched, readable, versions, hashing, serving)
 
 
 def names(evidence: Evidence) -> Iterator[Result]:

@@ -28,8 +28,8 @@ from gateway.ops.local.plan import (
     namespace_of,
     not_used,
 )
-from gateway.ops.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
-from gateway.ops.local.probes import ProbeAnswer, ask_gateway, ask_replica, client, has_events, refusal
+from gateway.ops.local.ports import describe_holder, free_ports, lock_port, lock_state_dir, require_free
+from gateway.ops.local.probes import ask_gateway, client, has_events, problem_of, refusal
 from gateway.ops.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
 from gateway.ops.local.state_dir import (
     Cluster,
@@ -52,7 +52,8 @@ _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 # Each gateway's file has its id and its store. These variables would override them, with one value for all gateways.
 _KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL", "KVGATE_REDIS_NAMESPACE", "KVGATE_API_KEY")
 
-Probe = Callable[[], Awaitable[ProbeAnswer]]
+Probe = Callable[[], Awaitable[str | None]]
+"""Asks a process why it cannot serve; None if it can."""
 
 
 class LocalCluster:
@@ -64,7 +65,7 @@ class LocalCluster:
         self._env = {name: value for name, value in env.items() if name not in _KEPT_FROM_CHILDREN}
         self._base = base_config(plan, self._env)
         self._namespace = namespace_of(plan, self._base)
-        self._locks: list[Lock] = []
+        self._locks: list[int] = []
         self._children = Children(self._env, die_with_parent=not plan.detach)
         self._not_ready: dict[str, str] = {}
         self._exact: set[str] = set()
@@ -134,7 +135,7 @@ class LocalCluster:
         locks = [lock_port(self._plan.port, state_dir), lock_state_dir(state_dir)]
         require_free(HOST, self._plan.port)
         self._locks = locks
-        self._children.inherit([lock.fd for lock in locks])
+        self._children.inherit(locks)
         remove_old_files(state_dir)
 
     def _write_configs(self, ports: list[int], redis_url: str, replicas: list[FollowedReplica]) -> None:
@@ -166,7 +167,7 @@ class LocalCluster:
         server = find_redis_server()
         self._say(f"{server} on {url}")
         self._start("redis", "redis", server.command(port, self._plan.state_dir / "redis"))
-        await self._until_ready({"redis": partial(_ask_redis, url)})
+        await self._until_ready({"redis": partial(problem_with, url)})
 
     async def _start_replicas(
         self, http: httpx.AsyncClient, replicas: list[FollowedReplica], ports: list[int]
@@ -177,7 +178,7 @@ class LocalCluster:
         for replica, port in zip(replicas, ports, strict=False):
             command = (*_KVGATE, "replica-sim", "--id", replica.id, "--host", HOST, "--port", str(port))
             pids[replica.id] = self._start("replica", replica.id, (*command, "--speed", speed)).pid
-        await self._until_ready({replica.id: partial(ask_replica, http, replica.url) for replica in replicas})
+        await self._until_ready({replica.id: partial(problem_of, http, replica.url) for replica in replicas})
         return pids
 
     async def _start_agents(self, http: httpx.AsyncClient, replicas: list[FollowedReplica], redis_url: str) -> None:
@@ -220,12 +221,12 @@ class LocalCluster:
             gateways.append(ClusterProcess(name, f"http://{HOST}:{port}", self._start("gateway", name, command).pid))
         if self._plan.detach:  # this process exits: name those that stay
             for lock in self._locks:
-                lock.describe_holder((gateway.pid for gateway in gateways), self._plan.state_dir)
+                describe_holder(lock, (gateway.pid for gateway in gateways), self._plan.state_dir)
         probes: dict[str, Probe] = {
-            gateway.id: partial(_ask_whole_gateway, http, gateway.url, self._exact) for gateway in gateways
+            gateway.id: partial(_problem_of_gateway, http, gateway.url, self._exact) for gateway in gateways
         }
-        shared = {"the shared port": partial(ask_gateway, http, f"http://{HOST}:{self._plan.port}")}
-        await self._until_ready({**probes, **shared})
+        probes["the shared port"] = partial(_problem_of_gateway, http, f"http://{HOST}:{self._plan.port}", set())
+        await self._until_ready(probes)
         return gateways
 
     def _start(
@@ -242,8 +243,7 @@ class LocalCluster:
         began = time.monotonic()
         while True:
             answers = await asyncio.gather(*(probe() for probe in probes.values()))
-            named = zip(probes, answers, strict=True)
-            self._not_ready = {name: answer.problem for name, answer in named if answer.problem}
+            self._not_ready = {name: problem for name, problem in zip(probes, answers, strict=True) if problem}
             for process, code in self._children.newly_exited():
                 raise ClusterError(f"{process.id} exited with code {code} while starting; {_log_of(process)}")
             if not self._not_ready:
@@ -262,20 +262,15 @@ def _log_of(process: Process) -> str:
     return f"the log of {process.id}, {process.log}, ends:\n{tail(process.log)}"
 
 
-async def _ask_redis(url: str) -> ProbeAnswer:
-    return ProbeAnswer(await problem_with(url))
-
-
-async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str]) -> ProbeAnswer:
-    """Like `ask_gateway`, but not ready before it reaches its store and hears all agents: here these are known to run.
-
-    (A gateway by itself serves without them, too.)
-    """
+async def _problem_of_gateway(http: httpx.AsyncClient, url: str, exact: set[str]) -> str | None:
+    """Why a gateway cannot serve, does not reach its store, or does not hear the agents of these replicas: here all of
+    them are known to run. (A gateway by itself serves without them, too.)"""
     answer = await ask_gateway(http, url)
-    if answer.problem is None and str(answer.store).lower() == "fallback":
-        return ProbeAnswer("has not reached Redis yet", answer.store)
-    if answer.problem is None and answer.taken_ids:
-        return ProbeAnswer(answer.taken_ids[0], answer.store)
-    if answer.problem is None and not exact <= answer.exact:
-        return ProbeAnswer(f"does not hear the agents of {', '.join(sorted(exact - answer.exact))} yet", answer.store)
-    return answer
+    if answer.problem is not None:
+        return answer.problem
+    if answer.ready["store"] == "fallback":
+        return "has not reached Redis yet"
+    for replica, said in answer.ready.get("taken_ids", {}).items():
+        return f"{replica}: {said}"
+    missing = sorted(exact.difference(answer.ready["exact"]))
+    return f"does not hear the agents of {', '.join(missing)} yet" if missing else None

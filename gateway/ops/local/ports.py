@@ -13,45 +13,31 @@ import fcntl
 import json
 import os
 import random
-import select
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from gateway.ops.local.errors import ClusterError
 
 # Below Linux' ephemeral ports: no outgoing connection takes a port between this check and the child's bind.
 _PORTS = range(20_000, 32_000)
-_TURN_POLLS, _TURN_POLL_S = 200, 0.01
 
 
-class Lock:
-    """An exclusive lock on a file. The file's text says who holds it."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def describe_holder(self, pids: Iterable[int | None], state_dir: Path) -> None:
-        """Write who holds the lock: the pids of the processes that inherit it, the most useful one first."""
-        text = json.dumps({"pids": list(pids), "state_dir": str(state_dir)}).encode()
-        os.ftruncate(self.fd, 0)
-        os.pwrite(self.fd, text, 0)
-
-
-def lock_port(port: int, state_dir: Path) -> Lock:
-    """Lock `port` for the cluster in `state_dir`. ClusterError says which cluster holds it."""
+def lock_port(port: int, state_dir: Path) -> int:
+    """Lock `port` for the cluster in `state_dir`: a file that stays open. ClusterError says which cluster holds it."""
     path = Path(tempfile.gettempdir()) / f"kvgate-port-{port}.lock"
     return _lock(path, f"port {port}", "another port with --port", state_dir)
 
 
-def lock_state_dir(state_dir: Path) -> Lock:
-    """Lock `state_dir`. ClusterError says which cluster holds it."""
+def lock_state_dir(state_dir: Path) -> int:
+    """The same for `state_dir`."""
     return _lock(state_dir / "lock", f"state dir {state_dir}", "another with --state-dir", state_dir)
 
 
-def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> Lock:
+def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> int:
     fd = _open_shared(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +48,18 @@ def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> Lock:
             f"{what} belongs to the cluster of pid {pid} (state dir {holder_dir}): stop that with "
             f"`kvgate down --state-dir {holder_dir}`, or choose {alternative}"
         ) from None
-    lock = Lock(fd)
-    lock.describe_holder([os.getpid()], state_dir)
-    return lock
+    describe_holder(fd, [os.getpid()], state_dir)
+    return fd
+
+
+def describe_holder(lock: int, pids: Iterable[int | None], state_dir: Path) -> None:
+    """Write who holds a lock: the pids of the processes that inherit it, the most useful one first."""
+    _replace(lock, json.dumps({"pids": list(pids), "state_dir": str(state_dir)}))
+
+
+def _replace(fd: int, text: str) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text.encode(), 0)
 
 
 def _open_shared(path: Path) -> int:
@@ -108,58 +103,23 @@ def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None)
     All processes that share a temporary folder go through the ports in turn, so that no other process gets a port
     before its owner binds it, or while its owner restarts. Without that folder, the search begins at a random port.
     """
-    ports: list[int] = []
-    with _turn() as turn:
-        for _ in _PORTS:
-            if len(ports) == count:
-                return ports
-            port = turn.next()
-            if port != excluded and is_free(host, port):
-                ports.append(port)
-    raise ClusterError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")
-
-
-class _Turn:
-    """The port that was given out last."""
-
-    def __init__(self, text: bytes) -> None:
-        self.last = int(text) if text.isdigit() else random.choice(_PORTS)
-
-    def next(self) -> int:
-        self.last = self.last + 1 if self.last + 1 in _PORTS else _PORTS.start
-        return self.last
-
-
-@contextmanager
-def _turn() -> Iterator[_Turn]:
-    """The turn, kept in a file that is locked meanwhile. Without that file, the turn begins at a random port."""
-    fd = None
-    with suppress(OSError, ClusterError):
-        fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
+    fd, first = None, random.randrange(len(_PORTS))
     try:
-        turn = _Turn(_locked_text(fd) if fd is not None else b"")
-        yield turn
-        if fd is not None:
+        with suppress(OSError, ClusterError, ValueError):
+            fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
+            fcntl.flock(fd, fcntl.LOCK_EX)  # until it is closed
+            first = _PORTS.index(int(os.pread(fd, 16, 0))) + 1
+        in_turn = (_PORTS[(first + n) % len(_PORTS)] for n in range(len(_PORTS)))
+        ports = list(islice((port for port in in_turn if port != excluded and is_free(host, port)), count))
+        if len(ports) < count:
+            raise ClusterError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")
+        if fd is not None and ports:
             with suppress(OSError):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(turn.last).encode(), 0)
+                _replace(fd, str(ports[-1]))
+        return ports
     finally:
         if fd is not None:
             os.close(fd)
-
-
-def _locked_text(fd: int) -> bytes:
-    """The file's text, read under its lock, or without it after 2 s of waiting for another holder."""
-    for _ in range(_TURN_POLLS):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            select.select([], [], [], _TURN_POLL_S)
-    try:
-        return os.pread(fd, 16, 0)
-    except OSError:
-        return b""
 
 
 def is_free(host: str, port: int) -> bool:

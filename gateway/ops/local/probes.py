@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,23 +19,11 @@ _FAILURES = (httpx.HTTPError, ssl.SSLError)
 
 
 @dataclass(frozen=True)
-class ProbeAnswer:
-    """A server's answer. All but `problem` comes from gateways."""
+class GatewayAnswer:
+    """Why a gateway cannot serve (None if it can), and what its /ready says."""
 
-    problem: str | None = None
-    """Why it cannot serve; None if it can."""
-    store: str | None = None
-    """The state of the gateway's store."""
-    exact: frozenset[str] = frozenset()
-    """The replicas whose agents the gateway hears."""
-    draining: frozenset[str] = frozenset()
-    """The replicas that are drained."""
-    asleep: frozenset[str] = frozenset()
-    """The replicas whose engines sleep or are paused."""
-    store_warnings: tuple[str, ...] = ()
-    """Warnings about Redis, from the gateway that watches it."""
-    taken_ids: tuple[str, ...] = ()
-    """Replicas whose id another engine uses in the same Redis."""
+    problem: str | None
+    ready: Mapping[str, Any] = field(default_factory=dict)
 
 
 def client(tls: ssl.SSLContext | None = None) -> httpx.AsyncClient:
@@ -42,38 +32,25 @@ def client(tls: ssl.SSLContext | None = None) -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, verify=tls or tls_context())
 
 
-async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
+async def ask_gateway(http: httpx.AsyncClient, url: str) -> GatewayAnswer:
     try:
         response = await http.get(f"{url}/ready")
-        body = response.json()
-        store, reasons = body.get("store"), body.get("reasons") or [f"/ready answered {response.status_code}"]
-        exact, draining, asleep = (frozenset(body.get(each) or ()) for each in ("exact", "draining", "asleep"))
-        warnings = tuple(map(str, body.get("store_warnings") or ()))
-        taken = tuple(f"{replica}: {said}" for replica, said in (body.get("taken_ids") or {}).items())
+        ready = response.json()
+        problem = None if response.status_code == 200 else ", ".join(map(str, ready["reasons"]))
+        return GatewayAnswer(problem, {"store": ready["store"], **ready})
     except _FAILURES as error:
-        return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
-    except (ValueError, AttributeError):
-        return ProbeAnswer(f"/ready on {url} answered {response.status_code}, but not like a gateway")
-    problem = None if response.status_code == 200 else ", ".join(map(str, reasons))
-    return ProbeAnswer(problem, store, exact, draining, asleep, warnings, taken)
+        return GatewayAnswer(f"no answer on {url} ({_cause(error)})")
+    except (ValueError, LookupError, TypeError):
+        return GatewayAnswer(f"/ready on {url} answered {response.status_code}, but not like a gateway")
 
 
-async def ask_replica(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
-    """Whether a simulated replica is healthy."""
+async def problem_of(http: httpx.AsyncClient, url: str, *, is_simulated: bool = True) -> str | None:
+    """Why a replica cannot serve; None if it can. A server that was there before need not have /health."""
     try:
-        response = await http.get(f"{url}/health")
+        response = await http.get(f"{url}/health" if is_simulated else url)
     except _FAILURES as error:
-        return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
-    return ProbeAnswer(None if response.status_code == 200 else f"/health answered {response.status_code}")
-
-
-async def ask_any_server(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
-    """Whether the server speaks HTTP: a fronted server need not have /health."""
-    try:
-        await http.get(url)
-    except _FAILURES as error:
-        return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
-    return ProbeAnswer()
+        return f"no answer on {url} ({_cause(error)})"
+    return f"/health answered {response.status_code}" if is_simulated and response.status_code != 200 else None
 
 
 async def refusal(url: str) -> str | None:

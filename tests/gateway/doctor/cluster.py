@@ -95,7 +95,7 @@ def snapshot_at(at_s: float = 0.0) -> PoolSnapshot:
         figures=ReplicaFigures(
             {}, {name: {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 4000.0} for name in IDS}
         ),
-        gateway_leases_ms={"gw0.aaaaaa": now_ms + 2500, "gw1.aaaaaa": now_ms + 2500, "coordinator.c": now_ms + 2500},
+        gateway_leases_ms={"gw0.aaaaaa": now_ms + 2500, "gw1.aaaaaa": now_ms + 2500},
     )
 
 

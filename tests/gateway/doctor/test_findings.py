@@ -338,7 +338,6 @@ def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None
         (replace(HEALTHY, gateways=()), "gateways", "whether they serve and agree"),
         (replace(HEALTHY, gateways=HEALTHY.gateways[:1]), "gateway gw1.aaaaaa", "whether it agrees with the others"),
         (with_gateway(keys=Unknown("an admin key")), "gateway gw1", "whether its keys are the others'"),
-        (with_gateway(python=Unknown("too old")), "gateway gw1", "whether its Python is optimised"),
         (with_replica(problem="x", answers=False), "replica r1", "its version, settings, events and clock"),
         (with_replica(version=Unknown("404")), "replica r1", "vLLM's version"),
         (with_replica(version="dev"), "replica r1", "vLLM's version"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.ops.local.errors import ClusterError
-from gateway.ops.local.ports import lock_port, lock_state_dir, require_free
+from gateway.ops.local.ports import describe_holder, lock_port, lock_state_dir, require_free
 from gateway.ops.local.processes import Children, wait_until
 
 
@@ -30,16 +30,16 @@ def test_a_locked_port_names_its_holder_and_the_way_out(tmp_path: Path) -> None:
         f"port 8080 belongs to the cluster of pid {os.getpid()} (state dir /first): stop that with "
         "`kvgate down --state-dir /first`, or choose another port with --port"
     )
-    os.close(lock.fd)
+    os.close(lock)
 
 
 async def test_a_lock_is_held_until_the_last_inheriting_process_is_gone(tmp_path: Path) -> None:
     lock = lock_state_dir(tmp_path)
     children = Children(os.environ, die_with_parent=False)
-    children.inherit([lock.fd])
+    children.inherit([lock])
     child = children.start("gateway", "gw0", [sys.executable, "-c", "import signal; signal.pause()"], tmp_path / "log")
-    lock.describe_holder([child.pid], tmp_path)
-    os.close(lock.fd)
+    describe_holder(lock, [child.pid], tmp_path)
+    os.close(lock)
     try:
         with pytest.raises(ClusterError, match=f"belongs to the cluster of pid {child.pid} "):
             lock_state_dir(tmp_path)
@@ -47,7 +47,7 @@ async def test_a_lock_is_held_until_the_last_inheriting_process_is_gone(tmp_path
         child.signal(signal.SIGKILL)
         assert await wait_until(lambda: not child.is_alive(), 20)
         children.newly_exited()  # reaps it
-    os.close(lock_state_dir(tmp_path).fd)
+    os.close(lock_state_dir(tmp_path))
 
 
 def test_a_lock_file_is_never_opened_through_a_link(tmp_path: Path) -> None:
