@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_ID_CHARS = 48
 Slug = Annotated[str, Field(pattern=rf"^[a-z0-9._-]{{1,{MAX_ID_CHARS}}}$")]
@@ -19,6 +20,20 @@ Count = Annotated[int, Field(ge=1)]
 def short_id(name: str) -> str:
     """An id made of a name that may be too long: its end, which differs between the pods of a deployment."""
     return name[-MAX_ID_CHARS:]
+
+
+def distinct(*names: str) -> AfterValidator:
+    """The check of a list of sections: no two have the same value in one of these fields. A name may have the words for
+    it behind a colon."""
+
+    def check(items: list[Any]) -> list[Any]:
+        for name, _, words in (each.partition(": ") for each in names):
+            values = Counter(getattr(item, name) for item in items)
+            if repeated := [value for value, count in values.items() if count > 1]:
+                raise ValueError(f"{words or name} given twice: {', '.join(repeated)}; each must be unique")
+        return items
+
+    return AfterValidator(check)
 
 
 class Section(BaseModel):

@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections import Counter
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
-from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port, Section, Slug
+from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port, Section, Slug, distinct
 from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError, build, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
@@ -47,15 +46,25 @@ _OF_REPLICAS_TOO = {"id", "redis"}
 """Fields that a replica's file has, too."""
 
 
-class RedisSettings(Section):
-    url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
-    namespace: Namespace = ""
-    budget_ms: Milliseconds = 20
+def checked_redis_url(url: str) -> str:
+    """`url`, if it is a valid address of a store; else raises ValueError."""
+    try:
+        check_url(url)
+    except StoreDown as error:
+        raise ValueError(str(error)) from None
+    return url
 
-    @field_validator("url")
-    @classmethod
-    def _is_redis_url(cls, url: str) -> str:
-        return checked_redis_url(url)
+
+class RedisAddress(Section):
+    url: Annotated[str, AfterValidator(checked_redis_url)] = Field(
+        default="redis://127.0.0.1:6379/0",
+        repr=False,  # may hold a password
+    )
+    namespace: Namespace = ""
+
+
+class RedisSettings(RedisAddress):
+    budget_ms: Milliseconds = 20
 
 
 class ReplicaSettings(Section):
@@ -108,7 +117,7 @@ class ApiKey(Section):
 
 
 class SecuritySettings(Section):
-    api_keys: list[ApiKey] = Field(default=[])
+    api_keys: Annotated[list[ApiKey], distinct("name", "sha256")] = Field(default=[])
     cache_salt_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
     replica_api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     share_cache: bool = False
@@ -148,13 +157,6 @@ class SecuritySettings(Section):
                 )
         return [origin.lower() for origin in origins]
 
-    @field_validator("api_keys")
-    @classmethod
-    def _names_are_unique(cls, keys: list[ApiKey]) -> list[ApiKey]:
-        _refuse_repeats("name", [key.name for key in keys])
-        _refuse_repeats("sha256", [key.sha256 for key in keys])
-        return keys
-
 
 class StoreSettings(Section):
     watch: bool = True
@@ -184,11 +186,12 @@ class GatewaySettings(Section):
     tls: CertificateSettings | None = None
     replica_tls: CertificateSettings | None = None
     redis: RedisSettings = RedisSettings()
-    replicas: list[ReplicaSettings] = Field(default=[])
+    # The load and the cache of one engine under two ids would be counted as those of two engines.
+    replicas: Annotated[list[ReplicaSettings], distinct("id", "engine: url and dp_rank")] = Field(default=[])
     discovery: DiscoverySettings = DiscoverySettings()
     policy: PolicySettings = PolicySettings()
     queue: QueueSettings = QueueSettings()
-    tenants: list[TenantSettings] = Field(default=[])
+    tenants: Annotated[list[TenantSettings], distinct("name")] = Field(default=[])
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     retries: RetrySettings = RetrySettings()
@@ -198,20 +201,6 @@ class GatewaySettings(Section):
     log: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()
     tracing: TracingSettings = TracingSettings()
-
-    @field_validator("replicas")
-    @classmethod
-    def _replicas_are_distinct(cls, replicas: list[ReplicaSettings]) -> list[ReplicaSettings]:
-        _refuse_repeats("id", [replica.id for replica in replicas])
-        # The load and the cache of one engine under two ids would be counted as those of two engines.
-        _refuse_repeats("url and dp_rank", [replica.engine for replica in replicas])
-        return replicas
-
-    @field_validator("tenants")
-    @classmethod
-    def _tenants_are_distinct(cls, tenants: list[TenantSettings]) -> list[TenantSettings]:
-        _refuse_repeats("name", [tenant.name for tenant in tenants])
-        return tenants
 
     @model_validator(mode="after")
     def _priorities_are_bands(self) -> Self:
@@ -261,15 +250,6 @@ def build_settings(
     return build(GatewaySettings, data, env, OVERRIDES, known_problems)
 
 
-def checked_redis_url(url: str) -> str:
-    """`url`, if it is a valid address of a store; else raises ValueError."""
-    try:
-        check_url(url)
-    except StoreDown as error:
-        raise ValueError(str(error)) from None
-    return url
-
-
 def _is_origin(text: str) -> bool:
     """Whether a browser sends it as the origin of a page."""
     if not _ORIGIN.fullmatch(text):
@@ -286,9 +266,3 @@ def _has_valid_port(parts: SplitResult) -> bool:
         return parts.port is None or parts.port > 0
     except ValueError:
         return False
-
-
-def _refuse_repeats(field: str, values: list[str]) -> None:
-    repeated = [value for value, count in Counter(values).items() if count > 1]
-    if repeated:
-        raise ValueError(f"{field} given twice: {', '.join(repeated)}; each must be unique")

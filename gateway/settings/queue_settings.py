@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from coordinator.policy_knobs import PolicyKnobs
-from gateway.settings.base import Count, Seconds, Section, Slug
+from gateway.settings.base import Count, Seconds, Section, Slug, distinct
 
 MAX_BANDS = 10
 MAX_PER_MIN = 10**12
@@ -43,22 +43,14 @@ class QueueSettings(Section):
     starve_s: Seconds = 30
     max_waiting: Count = _DEFAULTS.max_waiting
     max_waiting_per_tenant: Count = _DEFAULTS.max_waiting_per_tenant
-    bands: Annotated[list[BandSettings], Field(min_length=1, max_length=MAX_BANDS)] = Field(
+    bands: Annotated[list[BandSettings], Field(min_length=1, max_length=MAX_BANDS), distinct("name")] = Field(
         default=[BandSettings(name="realtime"), BandSettings(name="normal"), BandSettings(name="batch")]
     )
     default_band: Slug = "normal"
     engine_priority: bool = False
     keep_alive_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 0
     hold_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0
-    models: list[KnownModelSettings] = Field(default=[])
-
-    @field_validator("models")
-    @classmethod
-    def _models_are_distinct(cls, models: list[KnownModelSettings]) -> list[KnownModelSettings]:
-        names = [model.name for model in models]
-        if len(set(names)) < len(names):
-            raise ValueError("each name must be unique")
-        return models
+    models: Annotated[list[KnownModelSettings], distinct("name")] = Field(default=[])
 
     @model_validator(mode="after")
     def _models_are_for_holding(self) -> Self:
@@ -67,10 +59,8 @@ class QueueSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _bands_are_distinct(self) -> Self:
+    def _default_is_a_band(self) -> Self:
         names = [band.name for band in self.bands]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"bands: a name given twice: {', '.join(repeated)}; each must be unique")
         if self.default_band not in names:
             raise ValueError(f"default_band is {self.default_band}, which is none of the bands: {', '.join(names)}")
         return self

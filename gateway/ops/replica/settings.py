@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from coordinator.redis.address import split
-from gateway.settings.base import Count, Namespace, Port, Section, Slug
+from gateway.settings.base import Count, Port, Section, Slug
 from gateway.settings.config_file import build, read_file
-from gateway.settings.gateway_settings import StoreSettings, checked_redis_url
+from gateway.settings.gateway_settings import RedisAddress, StoreSettings, checked_redis_url
 
 OVERRIDES = {
     "KVGATE_REPLICA_ID": ("id",),
@@ -30,52 +30,35 @@ Host = Annotated[str, Field(pattern=r"^[^/:\s]+$")]
 
 _ALL_INTERFACES = "0.0.0.0"
 # `kvgate replica-command` writes these options itself. Of an option given twice, the last one would silently win.
-_OWN_VLLM_OPTIONS = {
-    "block-size",
-    "dtype",
-    "enable-prefix-caching",
-    "enable-prompt-tokens-details",
-    "gpu-memory-utilization",
-    "host",
-    "kv-cache-dtype",
-    "kv-events-config",
-    "kv-offloading-backend",
-    "kv-offloading-size",
-    "kv-transfer-config",
-    "max-model-len",
-    "no-enable-prefix-caching",
-    "port",
-    "prefix-caching-hash-algo",
-    "served-model-name",
-    "tensor-parallel-size",
-}
-_OWN_LMCACHE_OPTIONS = {
-    "chunk-size",
-    "eviction-policy",
-    "hash-algorithm",
-    "host",
-    "http-host",
-    "http-port",
-    "instance-id",
-    "l1-size-gb",
-    "l2-adapter",
-    "l2-store-policy",
-    "port",
-    "prometheus-port",
-}
+_OWN_VLLM_OPTIONS = """
+    block-size dtype enable-prefix-caching enable-prompt-tokens-details gpu-memory-utilization host kv-cache-dtype
+    kv-events-config kv-offloading-backend kv-offloading-size kv-transfer-config max-model-len no-enable-prefix-caching
+    port prefix-caching-hash-algo served-model-name tensor-parallel-size
+"""
+_OWN_LMCACHE_OPTIONS = """
+    chunk-size eviction-policy hash-algorithm host http-host http-port instance-id l1-size-gb l2-adapter l2-store-policy
+    port prometheus-port
+"""
 
 
-def _refuse_own(arguments: list[str], own: set[str]) -> list[str]:
-    for argument in arguments:
-        option = argument.partition("=")[0]
-        if option.startswith("-") and (words := option.split())[1:]:  # the rest may be secret
-            raise ValueError(f"{words[0]} and its value are one item with a space; make them two: [{words[0]}, VALUE]")
-        name = option.removeprefix("--").replace("_", "-")
-        if argument.startswith("--") and name == "api-key":
-            raise ValueError("--api-key would be printed; leave it out and export VLLM_API_KEY where vLLM is started")
-        if argument.startswith("--") and name in own:
-            raise ValueError(f"--{name} is written from its own field; set that, and leave it out here")
-    return arguments
+def _others_than(own: str) -> AfterValidator:
+    """The check of further arguments."""
+
+    def check(arguments: list[str]) -> list[str]:
+        for argument in arguments:
+            option = argument.partition("=")[0]
+            if option.startswith("-") and (words := option.split())[1:]:  # the rest may be secret
+                item = f"[{words[0]}, VALUE]"
+                raise ValueError(f"{words[0]} and its value are one item with a space; make them two: {item}")
+            name = option.removeprefix("--").replace("_", "-")
+            if argument.startswith("--") and name == "api-key":
+                where = "leave it out and export VLLM_API_KEY where vLLM is started"
+                raise ValueError(f"--api-key would be printed; {where}")
+            if argument.startswith("--") and name in own.split():
+                raise ValueError(f"--{name} is written from its own field; set that, and leave it out here")
+        return arguments
+
+    return AfterValidator(check)
 
 
 class VllmSettings(Section):
@@ -90,12 +73,7 @@ class VllmSettings(Section):
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     kv_bytes_per_token: Count | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    extra_args: list[str] = Field(default=[])
-
-    @field_validator("extra_args")
-    @classmethod
-    def _says_nothing_twice(cls, arguments: list[str]) -> list[str]:
-        return _refuse_own(arguments, _OWN_VLLM_OPTIONS)
+    extra_args: Annotated[list[str], _others_than(_OWN_VLLM_OPTIONS)] = Field(default=[])
 
 
 class EventSettings(Section):
@@ -108,30 +86,33 @@ class AgentSettings(Section):
     control_port: Annotated[int, Field(ge=0, le=65535)] = 0
 
 
-class ReplicaRedisSettings(Section):
-    url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
-    namespace: Namespace = ""
-
-    @field_validator("url")
-    @classmethod
-    def _is_redis_url(cls, url: str) -> str:
-        return checked_redis_url(url)
-
-
 class OffloadSettings(Section):
     size_gb: Gigabytes
 
 
+def _checked_chunk_url(url: str) -> str:
+    checked_redis_url(url)
+    parts = split(url)
+    if parts.scheme == "unix":
+        raise ValueError("LMCache speaks TCP only; must start with redis:// or rediss://")
+    if "+" in parts.scheme:
+        raise ValueError("LMCache's chunks go to one server; must start with redis:// or rediss://")
+    if parts.username and not parts.password:
+        raise ValueError("names a user without a password, and LMCache logs in with both or not at all")
+    if parts.query:
+        raise ValueError("LMCache knows no options after the question mark; leave them out")
+    if not re.fullmatch(r"/?\d*", parts.path):
+        raise ValueError("the path must be a database's number, like redis://127.0.0.1:6379/0")
+    if parts.hostname and ":" in parts.hostname:
+        raise ValueError("LMCache takes host:port; give the host's name instead of an IPv6 address")
+    return url
+
+
 class ChunkRedisSettings(Section):
-    url: str | None = Field(default=None, repr=False)
+    url: Annotated[str, AfterValidator(_checked_chunk_url)] | None = Field(default=None, repr=False)
     ttl_seconds: Annotated[int, Field(ge=60)] = StoreSettings().chunk_ttl_s
     key_prefix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,48}$")] = "kvchunk"
     max_stall_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 2.0
-
-    @field_validator("url")
-    @classmethod
-    def _lmcache_can_reach_it(cls, url: str | None) -> str | None:
-        return None if url is None else _checked_chunk_url(url)
 
     @field_validator("key_prefix")
     @classmethod
@@ -156,12 +137,7 @@ class LmcacheSettings(Section):
     port: Port = 5555
     http_port: Port = 5580
     prometheus_port: Port = 5590
-    extra_args: list[str] = Field(default=[])
-
-    @field_validator("extra_args")
-    @classmethod
-    def _says_nothing_twice(cls, arguments: list[str]) -> list[str]:
-        return _refuse_own(arguments, _OWN_LMCACHE_OPTIONS)
+    extra_args: Annotated[list[str], _others_than(_OWN_LMCACHE_OPTIONS)] = Field(default=[])
 
     @model_validator(mode="after")
     def _chunks_are_kept_somewhere(self) -> Self:
@@ -193,7 +169,7 @@ class ReplicaFile(Section):
     vllm: VllmSettings
     events: EventSettings = EventSettings()
     agent: AgentSettings = AgentSettings()
-    redis: ReplicaRedisSettings = ReplicaRedisSettings()
+    redis: RedisAddress = RedisAddress()
     cpu_offload: OffloadSettings | None = None
     lmcache: LmcacheSettings | None = None
     env: dict[str, str] = Field(default={})
@@ -260,24 +236,6 @@ class ChunkRedisAddress:
         self.password = unquote(parts.password or "")
         self.variable = variable
         """The environment variable that must hold the URL when the commands run, if it has a password."""
-
-
-def _checked_chunk_url(url: str) -> str:
-    checked_redis_url(url)
-    parts = split(url)
-    if parts.scheme == "unix":
-        raise ValueError("LMCache speaks TCP only; must start with redis:// or rediss://")
-    if "+" in parts.scheme:
-        raise ValueError("LMCache's chunks go to one server; must start with redis:// or rediss://")
-    if parts.username and not parts.password:
-        raise ValueError("names a user without a password, and LMCache logs in with both or not at all")
-    if parts.query:
-        raise ValueError("LMCache knows no options after the question mark; leave them out")
-    if not re.fullmatch(r"/?\d*", parts.path):
-        raise ValueError("the path must be a database's number, like redis://127.0.0.1:6379/0")
-    if parts.hostname and ":" in parts.hostname:
-        raise ValueError("LMCache takes host:port; give the host's name instead of an IPv6 address")
-    return url
 
 
 def load_replica(path: Path, env: Mapping[str, str]) -> ReplicaFile:

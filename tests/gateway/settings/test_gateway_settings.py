@@ -60,7 +60,8 @@ def test_the_annotated_file_shows_every_field_with_its_default() -> None:
     path = ROOT / "configs" / "gateway.yaml"
     assert load_settings(path, {}) == GatewaySettings()
     keys = {line.strip().lstrip("# -").partition(":")[0] for line in path.read_text().splitlines()}
-    models = [each for each in Section.__subclasses__() if each.__module__.startswith("gateway.settings.")]
+    sections = [each for base in Section.__subclasses__() for each in (base, *base.__subclasses__())]
+    models = [each for each in sections if each.__module__.startswith("gateway.settings.")]
     assert {field for model in models for field in model.model_fields} <= keys
 
 
