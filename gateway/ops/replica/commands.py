@@ -10,17 +10,9 @@ from typing import Any
 
 from gateway.ops.replica import lmcache_options as lmcache
 from gateway.ops.replica import vllm
-from gateway.ops.replica.model_size import HOW, UnknownSize, kv_bytes_per_token
-from gateway.ops.replica.settings import ReplicaFile
-from gateway.ops.replica.sharing import (
-    DoesNotFit,
-    Pace,
-    chunk_tokens,
-    chunks_of,
-    pace,
-    problem_of_chunk,
-    usual_chunk_tokens,
-)
+from gateway.ops.replica.model_size import kv_bytes_per_token, unknown_size
+from gateway.ops.replica.settings import LmcacheSettings, ReplicaFile, VllmSettings
+from gateway.ops.replica.sharing import Pace, check_chunk, chunk_tokens, chunks_of, pace, usual_chunk_tokens
 from gateway.settings.config_file import SettingsError
 
 
@@ -43,54 +35,40 @@ def commands(replica: ReplicaFile) -> list[Command]:
     """
     tier = replica.lmcache
     found = []
-    chunk, redis_pace = (0, None) if tier is None else _sizes(replica)
-    if tier is not None and tier.mode == "server":
-        found.append(_lmcache_server(replica, chunk, redis_pace))
-    return [*found, _agent(replica), _vllm(replica, chunk, redis_pace)]
+    env: dict[str, str] = {}
+    if tier is not None:
+        sizes = _sizes(tier, replica.vllm)
+        if tier.mode == "server":
+            found.append(_lmcache_server(replica, tier, *sizes))
+        else:
+            env = lmcache.in_process_environment(replica, tier, *sizes)
+    return [*found, _agent(replica), _vllm(replica, env)]
 
 
-def _sizes(replica: ReplicaFile) -> tuple[int, Pace | None]:
+def _sizes(tier: LmcacheSettings, engine: VllmSettings) -> tuple[int, Pace | None]:
     """The tokens of a chunk, and the pace of requests to Redis if chunks are stored there."""
-    tier, engine = replica.lmcache, replica.vllm
-    assert tier is not None
     if tier.chunk_tokens is not None and tier.chunk_tokens % engine.block_size:
         what = f"is {tier.chunk_tokens}; must be a multiple of vllm.block_size, {engine.block_size}"
         raise SettingsError([f"lmcache.chunk_tokens: {what}"])
     if tier.redis is None:
         return tier.chunk_tokens or usual_chunk_tokens(engine.block_size), None
-    token_bytes = _kv_bytes_per_token(replica)
-    try:
-        tokens = tier.chunk_tokens or chunk_tokens(token_bytes, engine.block_size)
-        if problem := problem_of_chunk(tokens, token_bytes, engine.block_size):
-            raise SettingsError([f"lmcache.chunk_tokens: {problem}"])
-    except DoesNotFit as error:
-        raise SettingsError([f"lmcache.chunk_tokens: {error}"]) from None
-    chunks = chunks_of(engine.max_model_len, tokens, engine.tensor_parallel_size)
-    try:
-        return tokens, pace(chunks, tier.redis.max_stall_s)
-    except DoesNotFit as error:
-        raise SettingsError([f"lmcache.redis.max_stall_s: {error}"]) from None
+    token_bytes = _kv_bytes_per_token(engine)
+    tokens = tier.chunk_tokens or chunk_tokens(token_bytes, engine.block_size)
+    check_chunk(tokens, token_bytes, engine.block_size)
+    return tokens, pace(chunks_of(engine.max_model_len, tokens, engine.tensor_parallel_size), tier.redis.max_stall_s)
 
 
-def _kv_bytes_per_token(replica: ReplicaFile) -> int:
-    engine = replica.vllm
+def _kv_bytes_per_token(engine: VllmSettings) -> int:
     if engine.kv_bytes_per_token is not None:
         return engine.kv_bytes_per_token
     folder = Path(engine.model)
     if not folder.is_dir():
-        raise SettingsError(
-            [f"vllm.kv_bytes_per_token: is missing, and vllm.model is no folder here whose config.json tells it; {HOW}"]
-        )
-    try:
-        return kv_bytes_per_token(folder, engine.dtype, engine.kv_cache_dtype, engine.tensor_parallel_size)
-    except UnknownSize as error:
-        raise SettingsError([f"vllm.kv_bytes_per_token: is missing, and of vllm.model {error}; {HOW}"]) from None
+        raise unknown_size("vllm.model is no folder here whose config.json tells it")
+    return kv_bytes_per_token(folder, engine.dtype, engine.kv_cache_dtype, engine.tensor_parallel_size)
 
 
-def _lmcache_server(replica: ReplicaFile, chunk: int, redis_pace: Pace | None) -> Command:
-    tier = replica.lmcache
-    assert tier is not None
-    argv = lmcache.server_arguments(replica, chunk, redis_pace)
+def _lmcache_server(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, redis_pace: Pace | None) -> Command:
+    argv = lmcache.server_arguments(replica, tier, chunk, redis_pace)
     needs = {}
     if tier.redis is not None and replica.chunk_redis.password:
         variable = replica.chunk_redis.variable
@@ -98,14 +76,12 @@ def _lmcache_server(replica: ReplicaFile, chunk: int, redis_pace: Pace | None) -
         argv = lmcache.logged_in_from(variable, argv, replica.programs.lmcache_python)
     else:
         argv = [replica.programs.lmcache, *argv]
-    return Command("lmcache", lmcache.about(replica, chunk), argv, {"PYTHONHASHSEED": "0", **replica.env}, needs)
+    return Command("lmcache", lmcache.about(replica, tier, chunk), argv, {"PYTHONHASHSEED": "0", **replica.env}, needs)
 
 
-def _vllm(replica: ReplicaFile, chunk: int, redis_pace: Pace | None) -> Command:
-    env = {"PYTHONHASHSEED": "0", **replica.env}
-    if replica.lmcache is not None and replica.lmcache.mode == "in_process":
-        env |= lmcache.in_process_environment(replica, chunk, redis_pace)
-    waits = " Start it once the LMCache server answers." if replica.lmcache and "LMCACHE_CHUNK_SIZE" not in env else ""
+def _vllm(replica: ReplicaFile, env: dict[str, str]) -> Command:
+    waits = " Start it once the LMCache server answers." if replica.lmcache and not env else ""
+    env = {"PYTHONHASHSEED": "0", **replica.env, **env}
     return Command("vllm", f"the engine.{waits}", [replica.programs.vllm, *vllm.arguments(replica)], env)
 
 

@@ -6,12 +6,12 @@ survives errors. `redis://` sets no TTL, and `resp` hangs on an evicted chunk an
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
-from gateway.ops.replica.settings import ReplicaFile
+from gateway.ops.replica.settings import ChunkRedisAddress, ChunkRedisSettings, LmcacheSettings, ReplicaFile
 from gateway.ops.replica.sharing import Pace
+from gateway.ops.replica.vllm import compact, written
 
 HERE = "127.0.0.1"
 # When the folder is this full, LMCache deletes a fifth of its content.
@@ -33,9 +33,7 @@ _SOMEBODY = "default"
 """A user name. Without one, the adapter does not log in at all."""
 
 
-def server_arguments(replica: ReplicaFile, chunk: int, pace: Pace | None) -> list[str]:
-    tier = replica.lmcache
-    assert tier is not None
+def server_arguments(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, pace: Pace | None) -> list[str]:
     options: dict[str, object] = {
         "instance-id": replica.id,
         "host": HERE,
@@ -53,12 +51,12 @@ def server_arguments(replica: ReplicaFile, chunk: int, pace: Pace | None) -> lis
     adapters = []
     if tier.disk is not None:
         adapters.append(_disk(tier.disk.folder, tier.disk.size_gb))
-    if pace is not None:
-        adapters.append(_redis(replica, pace))
+    if tier.redis is not None and pace is not None:
+        adapters.append(_redis(replica.chunk_redis, tier.redis, pace))
     return [
         "server",
-        *(part for name, value in options.items() for part in (f"--{name}", str(value))),
-        *(part for adapter in adapters for part in ("--l2-adapter", _json(adapter))),
+        *written(options),
+        *(part for adapter in adapters for part in ("--l2-adapter", compact(adapter))),
         *tier.extra_args,
     ]
 
@@ -68,15 +66,12 @@ def logged_in_from(variable: str, arguments: list[str], python: str) -> list[str
     return [python, "-c", _LAUNCHER, variable, *arguments]
 
 
-def _redis(replica: ReplicaFile, pace: Pace) -> dict[str, Any]:
-    tier, address = replica.lmcache, replica.chunk_redis
-    assert tier is not None
-    assert tier.redis is not None
+def _redis(address: ChunkRedisAddress, redis: ChunkRedisSettings, pace: Pace) -> dict[str, Any]:
     adapter: dict[str, Any] = {
         "type": "valkey",
         "startup_nodes": address.address,
-        "key_prefix": tier.redis.key_prefix,
-        "ttl_seconds": tier.redis.ttl_seconds,
+        "key_prefix": redis.key_prefix,
+        "ttl_seconds": redis.ttl_seconds,
         "num_workers": pace.num_workers,
         "request_timeout": pace.request_timeout_s,
     }
@@ -94,10 +89,11 @@ def _disk(folder: str, size_gb: float) -> dict[str, Any]:
     return {"type": "fs_native", "base_path": folder, "max_capacity_gb": size_gb, "eviction": eviction}
 
 
-def in_process_environment(replica: ReplicaFile, chunk: int, pace: Pace | None) -> dict[str, str]:
+def in_process_environment(
+    replica: ReplicaFile, tier: LmcacheSettings, chunk: int, pace: Pace | None
+) -> dict[str, str]:
     """LMCache's settings as environment variables."""
-    tier, address = replica.lmcache, replica.chunk_redis
-    assert tier is not None
+    address = replica.chunk_redis
     env = {
         "LMCACHE_CHUNK_SIZE": str(chunk),
         "LMCACHE_LOCAL_CPU": "true",
@@ -124,20 +120,14 @@ def in_process_environment(replica: ReplicaFile, chunk: int, pace: Pace | None) 
         "LMCACHE_REMOTE_URL": f"valkey://{address.address}",
         "LMCACHE_REMOTE_SERDE": "naive",
         "LMCACHE_BLOCKING_TIMEOUT_SECS": str(math.ceil(tier.redis.max_stall_s)),
-        "LMCACHE_EXTRA_CONFIG": _json(extra),
+        "LMCACHE_EXTRA_CONFIG": compact(extra),
     }
 
 
-def about(replica: ReplicaFile, chunk: int) -> str:
-    tier = replica.lmcache
-    assert tier is not None
+def about(replica: ReplicaFile, tier: LmcacheSettings, chunk: int) -> str:
     places = [f"{tier.cpu_gb:g} GB of CPU memory" + ("" if tier.keep_in_cpu else " as a buffer")]
     if tier.disk is not None:
         places.append(f"{tier.disk.size_gb:g} GB of disk")
     if tier.redis is not None:
         places.append(f"the Redis at {replica.chunk_redis.address}")
     return f"chunks of {chunk} tokens in {', '.join(places)}."
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))

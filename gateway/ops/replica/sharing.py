@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gateway.settings.config_file import SettingsError
+
 MIB = 2**20
 SMALLEST_CHUNK_BYTES = 1 * MIB
 LARGEST_CHUNK_BYTES = 4 * MIB
@@ -28,10 +30,6 @@ _SHORTEST_TIMEOUT_S = 0.05
 _LONGEST_TIMEOUT_S = 0.3
 
 
-class DoesNotFit(Exception):
-    """No value satisfies all limits; the text says what to change."""
-
-
 @dataclass(frozen=True)
 class Pace:
     """How many requests LMCache's adapter sends to Redis at once, and how long it waits for each."""
@@ -41,14 +39,15 @@ class Pace:
 
 
 def chunk_tokens(kv_bytes_per_token: int, block_size: int) -> int:
-    """The tokens of a chunk: whole blocks of 1 to 4 MiB together, close to the usual number. Raises DoesNotFit."""
+    """The tokens of a chunk: whole blocks of 1 to 4 MiB together, close to the usual number. Raises SettingsError."""
     block_bytes = kv_bytes_per_token * block_size
     most_blocks = LARGEST_CHUNK_BYTES // block_bytes
     if not most_blocks:
-        raise DoesNotFit(
+        problem = (
             f"one block of {block_size} tokens takes {block_bytes / MIB:.1f} MiB on a GPU, and a chunk in Redis should "
             "be at most 4 MiB; use more GPUs (tensor_parallel_size), kv_cache_dtype: fp8 or a smaller block_size"
         )
+        raise SettingsError([f"lmcache.chunk_tokens: {problem}"])
     enough_blocks = math.ceil(SMALLEST_CHUNK_BYTES / block_bytes)
     usual_blocks = max(1, USUAL_CHUNK_TOKENS // block_size)
     return min(most_blocks, max(enough_blocks, usual_blocks)) * block_size
@@ -59,15 +58,13 @@ def usual_chunk_tokens(block_size: int) -> int:
     return max(1, USUAL_CHUNK_TOKENS // block_size) * block_size
 
 
-def problem_of_chunk(tokens: int, kv_bytes_per_token: int, block_size: int) -> str | None:
-    """What is wrong with a chunk of this many tokens in Redis; None if nothing is."""
+def check_chunk(tokens: int, kv_bytes_per_token: int, block_size: int) -> None:
+    """Raises SettingsError if a chunk of this many tokens should not be in Redis."""
     size = tokens * kv_bytes_per_token
-    if SMALLEST_CHUNK_BYTES <= size <= LARGEST_CHUNK_BYTES:
-        return None
-    return (
-        f"is {tokens}: {size / MIB:.2f} MiB; a chunk in Redis must have 1 to 4 MiB; "
-        f"leave it out to get {chunk_tokens(kv_bytes_per_token, block_size)}"
-    )
+    if not SMALLEST_CHUNK_BYTES <= size <= LARGEST_CHUNK_BYTES:
+        fix = f"leave it out to get {chunk_tokens(kv_bytes_per_token, block_size)}"
+        what = f"is {tokens}: {size / MIB:.2f} MiB; a chunk in Redis must have 1 to 4 MiB; {fix}"
+        raise SettingsError([f"lmcache.chunk_tokens: {what}"])
 
 
 def chunks_of(max_model_len: int, tokens: int, tensor_parallel_size: int) -> int:
@@ -78,18 +75,19 @@ def chunks_of(max_model_len: int, tokens: int, tensor_parallel_size: int) -> int
 def pace(chunks: int, max_stall_s: float) -> Pace:
     """The pace at which a Redis that does not answer delays a prompt of this many chunks by `max_stall_s` at most.
 
-    It has the fewest workers that allow a comfortable timeout. Raises DoesNotFit.
+    It has the fewest workers that allow a comfortable timeout. Raises SettingsError.
     """
     found = [Pace(workers, _timeout_s(chunks, max_stall_s, workers)) for workers in WORKERS]
     comfortable = (each for each in found if each.request_timeout_s >= _COMFORTABLE_TIMEOUT_S)
     best = next(comfortable, found[-1])
     if best.request_timeout_s < _SHORTEST_TIMEOUT_S:
         rounds = 2 * math.ceil(chunks / best.num_workers)
-        raise DoesNotFit(
+        problem = (
             f"the longest prompt has {chunks} chunks; with {best.num_workers} workers and the shortest timeout that "
             f"Redis can keep ({_SHORTEST_TIMEOUT_S} s), one that does not answer would hold it up for "
             f"{rounds * _SHORTEST_TIMEOUT_S:.1f} s: raise max_stall_s to that, or lower vllm.max_model_len"
         )
+        raise SettingsError([f"lmcache.redis.max_stall_s: {problem}"])
     return best
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from gateway.ops.replica.settings import ReplicaFile
+from gateway.ops.replica.settings import LmcacheSettings, ReplicaFile
 
 _ALL = "0.0.0.0"
 _HERE = "127.0.0.1"
@@ -28,17 +28,17 @@ def arguments(replica: ReplicaFile) -> list[str]:
         "gpu-memory-utilization": engine.gpu_memory_utilization,
         "block-size": engine.block_size,
         "prefix-caching-hash-algo": _hash_algorithm(replica),
-        "kv-events-config": _json(_events(replica)),
+        "kv-events-config": compact(_events(replica)),
     }
     flags = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
     if replica.cpu_offload is not None:
         options |= {"kv-offloading-size": f"{replica.cpu_offload.size_gb:.10g}", "kv-offloading-backend": "native"}
         # Events of the CPU tier then have the blocks' own hashes, so that the map knows its content.
         extra = {"self_describing_kv_events": True}
-        options["kv-transfer-config"] = _json({**_RECOMPUTE, "kv_connector_extra_config": extra})
+        options["kv-transfer-config"] = compact({**_RECOMPUTE, "kv_connector_extra_config": extra})
     if tier is not None:
-        options["kv-transfer-config"] = _json(_transfer(replica))
-    return ["serve", engine.model, *_written(options), *flags, *engine.extra_args]
+        options["kv-transfer-config"] = compact(_transfer(tier))
+    return ["serve", engine.model, *written(options), *flags, *engine.extra_args]
 
 
 def _hash_algorithm(replica: ReplicaFile) -> str:
@@ -61,9 +61,7 @@ def _events(replica: ReplicaFile) -> dict[str, Any]:
     }
 
 
-def _transfer(replica: ReplicaFile) -> dict[str, Any]:
-    tier = replica.lmcache
-    assert tier is not None
+def _transfer(tier: LmcacheSettings) -> dict[str, Any]:
     common = {"kv_role": "kv_both", **_RECOMPUTE}
     if tier.mode == "in_process":
         return {"kv_connector": "LMCacheConnectorV1", **common}
@@ -94,11 +92,13 @@ def has_password(url: str) -> bool:
     return bool(parts.password) or not parse_qs(parts.query).keys().isdisjoint(("password", "sentinel_password"))
 
 
-def _written(options: Mapping[str, object]) -> Iterator[str]:
+def written(options: Mapping[str, object]) -> Iterator[str]:
+    """The arguments that give these options; what is None is left out."""
     for name, value in options.items():
         if value is not None:
             yield from (f"--{name}", str(value))
 
 
-def _json(value: object) -> str:
+def compact(value: object) -> str:
+    """As JSON without spaces."""
     return json.dumps(value, separators=(",", ":"))

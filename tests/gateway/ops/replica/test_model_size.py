@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.ops.replica.model_size import UnknownSize, kv_bytes_of, kv_bytes_per_token
+from gateway.ops.replica.model_size import kv_bytes_of, kv_bytes_per_token
+from gateway.settings.config_file import SettingsError
 
 QWEN_7B = {
     "num_hidden_layers": 28,
@@ -76,7 +77,7 @@ def test_a_head_dimension_of_its_own_counts_and_heads_without_groups_are_kv_head
     ],
 )
 def test_what_cannot_be_told_is_not_guessed(config: dict[str, Any], why: str) -> None:
-    with pytest.raises(UnknownSize, match=why):
+    with pytest.raises(SettingsError, match=why):
         size(config)
 
 

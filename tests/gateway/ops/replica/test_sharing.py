@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from gateway.ops.replica.sharing import (
     LARGEST_CHUNK_BYTES,
     SMALLEST_CHUNK_BYTES,
-    DoesNotFit,
     Pace,
+    check_chunk,
     chunk_tokens,
     pace,
-    problem_of_chunk,
 )
+from gateway.settings.config_file import SettingsError
 
 TOKEN_BYTES = st.integers(min_value=256, max_value=2**20)
 BLOCK_TOKENS = st.sampled_from([1, 8, 16, 32, 48, 64, 128])
@@ -41,19 +41,19 @@ def test_the_chunk_of_a_known_model(token_bytes: int, block: int, tokens: int) -
 def test_a_chunk_is_whole_blocks_of_1_to_4_mib_or_refused_for_its_block(token_bytes: int, block: int) -> None:
     try:
         tokens = chunk_tokens(token_bytes, block)
-    except DoesNotFit:
+    except SettingsError:
         assert token_bytes * block > LARGEST_CHUNK_BYTES
         return
     assert tokens % block == 0
     assert SMALLEST_CHUNK_BYTES <= tokens * token_bytes <= LARGEST_CHUNK_BYTES
-    assert problem_of_chunk(tokens, token_bytes, block) is None
+    check_chunk(tokens, token_bytes, block)
 
 
 @given(st.integers(1, 5000), st.floats(0.2, 60))
 def test_a_redis_that_never_answers_holds_a_prompt_up_no_longer_than_allowed(chunks: int, max_stall_s: float) -> None:
     try:
         found = pace(chunks, max_stall_s)
-    except DoesNotFit:
+    except SettingsError:
         return
     # The prompt's own lookups wait for the same number of stores of the previous request.
     assert 2 * math.ceil(chunks / found.num_workers) * found.request_timeout_s <= max_stall_s + 1e-9
@@ -77,6 +77,6 @@ def test_no_more_workers_than_a_comfortable_timeout_needs(chunks: int, expected:
 
 
 def test_a_prompt_of_too_many_chunks_is_refused_with_the_stall_that_it_would_mean() -> None:
-    with pytest.raises(DoesNotFit, match=r"hold it up for 3\.2 s: raise max_stall_s"):
+    with pytest.raises(SettingsError, match=r"hold it up for 3\.2 s: raise max_stall_s"):
         pace(4096, 2.0)
     assert pace(4096, 3.2) == Pace(128, 0.05)
