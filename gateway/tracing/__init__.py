@@ -1,9 +1,8 @@
 """Traces of requests for an OpenTelemetry backend. Off unless `tracing.endpoint` is set.
 
 tracing         which requests are traced
-request_trace   what becomes of one request, and when
+request_trace   the spans of one request
 untraced        what a request without spans does instead: nothing
-spans           the spans of a request
 span_writer     these as a message of OTLP
 protobuf        the format of that
 otlp_sender     the queue of traces

@@ -6,9 +6,9 @@ This is not done by Google's library: once a process has written messages with i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 
-_VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _SMALL = [bytes((number,)) for number in range(128)]
 _INT64 = range(-(2**63), 2**63)
 fixed32 = Struct("<I").pack
@@ -37,21 +37,10 @@ def sized(tag: bytes, data: bytes) -> bytes:
     return tag + (_SMALL[size] if size < 128 else varint(size)) + data  # a span has dozens: most need no call
 
 
-def of_varint(field: int) -> bytes:
-    """The tag before a number."""
-    return varint(field << 3 | _VARINT)
+def _tags_of(kind: int) -> Callable[[int], bytes]:
+    """Makes the tag of a field of this kind."""
+    return lambda field: varint(field << 3 | kind)
 
 
-def of_fixed64(field: int) -> bytes:
-    """The tag before a `fixed64` or a `double`."""
-    return varint(field << 3 | _FIXED64)
-
-
-def of_fixed32(field: int) -> bytes:
-    """The tag before a `fixed32`."""
-    return varint(field << 3 | _FIXED32)
-
-
-def of_sized(field: int) -> bytes:
-    """The tag before a text, bytes, or a message."""
-    return varint(field << 3 | _SIZED)
+of_varint, of_fixed64, of_sized, of_fixed32 = map(_tags_of, (0, 1, 2, 5))
+"""The tags before a number; a `fixed64` or a `double`; a text, bytes or a message; a `fixed32`."""

@@ -1,10 +1,11 @@
-"""Notes what becomes of one request, and when. Spans are made of that when they leave (see OtlpSender)."""
+"""The spans of one request. They are written when they leave (see OtlpSender)."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gateway.tracing.untraced import Placed, Untraced
@@ -23,38 +24,26 @@ class Parent(NamedTuple):
     state: str
 
 
-class Placing(NamedTuple):
-    """A place is looked for. Times are in nanoseconds since 1970."""
+@dataclass(slots=True)
+class Span:
+    """A part of a request, or all of it. Times are in nanoseconds since 1970."""
 
-    at_ns: int
-
-
-class Attempting(NamedTuple):
-    """It was placed, and is sent there."""
-
-    at_ns: int
-    span_id: int
-    """The parent of the replica's spans."""
-    replica: str
-    url: str
-    decision: str
-
-
-class Answered(NamedTuple):
-    """The first byte of an answer has come."""
-
-    at_ns: int
-
-
-class Failed(NamedTuple):
-    """An attempt is over, without an answer."""
-
-    at_ns: int
-    reason: str
+    name: str
+    parent_id: int
+    """0: it has none."""
+    began_ns: int
+    span_id: int = field(default_factory=lambda: random_id(64))
+    ended_ns: int = 0
+    is_call: bool = False
+    """It is what another server does."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """Its attributes."""
+    has_failed: bool = False
 
 
 class RequestTrace(Untraced):
-    """A request whose spans are sent."""
+    """A request whose spans are sent: the whole, its placement, each attempt, the wait for the first byte, and the
+    relay of the answer."""
 
     is_traced = True
 
@@ -64,9 +53,11 @@ class RequestTrace(Untraced):
         self.parent = parent
         self.trace_id = parent.trace_id if parent else random_id(128)
         self.flags = SAMPLED | (parent.flags & RANDOM if parent else RANDOM)
-        self.moments: list[Placing | Attempting | Answered | Failed] = []
-        """In the order in which they came."""
-        self.began_ns, self.ended_ns = time.time_ns(), 0
+        self.whole = Span("", parent.span_id if parent else 0, time.time_ns())
+        self.parts: list[Span] = []
+        """In the order in which they began."""
+        self._open: list[Span] = []
+        """The attempt, and what it does; or the placement."""
         self.tail = b""
         """The end of the answer."""
         self.kind: str | None = None
@@ -75,30 +66,51 @@ class RequestTrace(Untraced):
         """What became of the request: see relay/request_record.py."""
 
     def placing(self) -> None:
-        self.moments.append(Placing(time.time_ns()))
+        self._begin("place", self.whole, time.time_ns())
 
     def attempting(self, place: Placed, headers: dict[str, str]) -> None:
-        span_id = random_id(64)
-        self.moments.append(Attempting(time.time_ns(), span_id, place.replica, place.url, place.decision))
-        headers["traceparent"] = f"00-{self.trace_id:032x}-{span_id:016x}-{self.flags:02x}"
+        now_ns = time.time_ns()
+        if self._open:
+            self._open[-1].told["kvgate.decision"] = place.decision
+        self._close(now_ns)
+        span = self._begin("attempt", self.whole, now_ns)  # the parent of the replica's spans
+        span.is_call, span.told = True, {"kvgate.replica": place.replica, "url.full": place.url}
+        self._begin("first byte", span, now_ns)
+        headers["traceparent"] = f"00-{self.trace_id:032x}-{span.span_id:016x}-{self.flags:02x}"
         if self.parent and self.parent.state:
             headers["tracestate"] = self.parent.state
         else:  # a client's state without its trace says nothing
             headers.pop("tracestate", None)
 
     def answered(self) -> None:
-        self.moments.append(Answered(time.time_ns()))
+        now_ns = time.time_ns()
+        self._close(now_ns, down_to=1)
+        if self._open:
+            self._begin("relay", self._open[0], now_ns)
 
     def passed(self, piece: bytes) -> None:
         self.tail = (self.tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
 
     def failed(self, reason: str) -> None:
-        self.moments.append(Failed(time.time_ns(), reason))
+        if self._open:
+            self._open[0].told["error.type"], self._open[0].has_failed = reason, True
+        self._close(time.time_ns())
 
     def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
-        self.ended_ns = time.time_ns()
+        self.whole.ended_ns = time.time_ns()
+        self._close(self.whole.ended_ns)
         self.kind, self.record = kind, record
         self._send(self)
+
+    def _begin(self, name: str, parent: Span, at_ns: int) -> Span:
+        span = Span(name, parent.span_id, at_ns)
+        self.parts.append(span)
+        self._open.append(span)
+        return span
+
+    def _close(self, at_ns: int, down_to: int = 0) -> None:
+        while len(self._open) > down_to:
+            self._open.pop().ended_ns = at_ns
 
 
 def random_id(bits: int) -> int:

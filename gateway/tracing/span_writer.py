@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -26,8 +27,7 @@ from gateway.tracing.protobuf import (
     sized,
     varint,
 )
-from gateway.tracing.request_trace import RequestTrace
-from gateway.tracing.spans import Span, spans_of
+from gateway.tracing.request_trace import RequestTrace, Span
 
 # Span
 _TRACE_STATE, _NAME, _ATTRIBUTE = map(of_sized, (3, 5, 9))
@@ -97,9 +97,9 @@ class SpanWriter:
         fields, OverflowError for a number of more than 64 bits, UnicodeEncodeError, and TypeError."""
         record = trace.record
         has_failed = record["status"] >= 500 or record.get("code") == "stream_broken"
-        *parts, whole = spans_of(trace, _name(trace), _attributes(trace), has_failed)
-        spans = [_span(trace, part, _CLIENT if part.is_call else _INTERNAL, _KNOWS_PARENT) for part in parts]
+        spans = [_span(trace, part, _CLIENT if part.is_call else _INTERNAL, _KNOWS_PARENT) for part in trace.parts]
         remote = _HAS_REMOTE_PARENT if trace.parent else 0
+        whole = replace(trace.whole, name=_name(trace), told=_attributes(trace), has_failed=has_failed)
         spans.append(_span(trace, whole, _SERVER, _KNOWS_PARENT | remote))
         of_scope = sized(_OF_SCOPE, self._scope + b"".join(spans))
         return sized(_RESOURCE_SPANS, self._resource + of_scope)
@@ -108,7 +108,14 @@ class SpanWriter:
 def _span(trace: RequestTrace, span: Span, kind: bytes, flags: int) -> bytes:
     written = [
         *(_TRACE_ID, trace.trace_id.to_bytes(16), _SPAN_ID, span.span_id.to_bytes(8), kind),
-        *(_BEGAN, fixed64(span.began_ns), _ENDED, fixed64(span.ended_ns), _FLAGS, fixed32(trace.flags | flags)),
+        *(
+            _BEGAN,
+            fixed64(span.began_ns),
+            _ENDED,
+            fixed64(span.ended_ns),
+            _FLAGS,
+            fixed32(trace.flags | flags),
+        ),
         *(sized(_NAME, span.name.encode()), _written(span.told, _ATTRIBUTE)),
     ]
     if span.parent_id:
