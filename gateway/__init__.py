@@ -24,6 +24,7 @@ And beside requests:
     tracing/     traces of requests, for an OpenTelemetry backend
     access_log   one line for each request
     settings/    the configuration file: its fields, checks and defaults
+    reload       reads it again while the gateway runs
     errors       the exception that ends a request, in OpenAI's JSON shape
     interpreter  how this process' Python was built
     tls          the certificates that clients and replicas see, loaded again when they change

@@ -42,6 +42,7 @@ from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
 from gateway.relay.request_record import Recorder
 from gateway.relay.stored_objects import StoredObjects
+from gateway.reload import NO_FILES, ConfigFiles, Reload
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
@@ -67,14 +68,22 @@ _log = structlog.get_logger("kvgate")
 class Gateway:
     """The parts of one gateway process, alive between `start` and `stop`."""
 
+    findings: Findings | None = None
     history: History | None = None
     asking: Asking | None = None
 
-    def __init__(self, settings: GatewaySettings, certificates: Certificates, otel: OtelVariables) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        certificates: Certificates,
+        otel: OtelVariables,
+        files: ConfigFiles = NO_FILES,
+    ) -> None:
         self.settings, self.certificates = settings, certificates
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
         self.metrics, self.tasks = Metrics(), Tasks()
+        self.reload = Reload(files, settings, self._use, self.metrics.config_is_used.set)
 
         # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
@@ -92,11 +101,12 @@ class Gateway:
         hangs = HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
-        self.cors, keyring = Cors(settings.security.allow_origins), Keyring(settings.security)
+        self.keyring = keyring = Keyring(settings.security)
+        self.cors = Cors(settings.security.allow_origins)
         self.hosts = Hosts(settings.security.hosts) if keyring.is_open else None
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
-        tenants = Tenants(settings)
+        self.tenants = tenants = Tenants(settings)
         self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.store.on_news, self.fleet.on_change = self._news, self._replicas_changed
@@ -113,14 +123,37 @@ class Gateway:
 
         # The paths that this gateway answers itself.
         self.status = Status(
-            self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
+            self.id,
+            settings,
+            self.reload,
+            self.store,
+            self.watcher,
+            self.fleet,
+            self.discovery,
+            admission,
+            self.metrics,
         )
         explainer = Explainer(self.reader, router, self.fleet, objects, settings.queue.hold_s)
         self.control = self._own_paths(keyring, ExplainRoute(admission, explainer, settings.timeouts.body_s))
 
+    def _use(self, settings: GatewaySettings) -> None:
+        """From now on. Requests that run go on as they began."""
+        self.settings = settings
+        self.keyring.use(settings.security)
+        self.cors = Cors(settings.security.allow_origins)
+        self.hosts = Hosts(settings.security.hosts) if self.keyring.is_open else None
+        self.tenants.use(settings)
+        self.operations.use(settings)
+        self.outgoing.use(settings.replicas)
+        self.discovery.use_listed(settings.replicas)
+        self.status.use(settings)
+        if self.findings is not None:
+            self.findings.use(settings)
+
     def _attempts(self, tenants: Tenants, objects: StoredObjects, progress: AnswerProgress) -> Attempts:
         """What sends requests to replicas."""
         settings, fleet, metrics = self.settings, self.fleet, self.metrics
+        self.outgoing = Outgoing(settings.replicas, fleet, tenants)
         charges = Charges(tenants, fleet)
         return Attempts(
             settings,
@@ -129,7 +162,7 @@ class Gateway:
             holds=self.holds,
             router=self.router,
             failures=self.router.failures,
-            outgoing=Outgoing(settings.replicas, fleet, tenants),
+            outgoing=self.outgoing,
             upstream=self.upstream,
             moves=self.moves,
             elsewhere=Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics),
@@ -155,12 +188,12 @@ class Gateway:
     def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> ASGIApp:
         """The application that answers them. Without `console.enabled`, the parts of the console are not made."""
         settings, decisions = self.settings, self.decisions
-        operations = Operations(settings, self.fleet, self.store)
+        self.operations = operations = Operations(settings, self.fleet, self.store)
         control = build_control(self.status, self.fleet, keyring, explained, operations, decisions, self.metrics)
         if not settings.console.enabled:
             return control
         sessions = Sessions(keyring, self.store, settings.redis.namespace)
-        findings = Findings(settings, self.certificates.shown, self.fleet, self.status, self.tasks)
+        self.findings = findings = Findings(settings, self.certificates.shown, self.fleet, self.status, self.tasks)
         add_console(
             control,
             sessions,
@@ -211,6 +244,7 @@ class Gateway:
         await self.health_checks.first_round()
         await self.store.first_attempt()  # of the pools just found, which may have connections of their own
         self.tasks.keep(self.moves.run, "moves")
+        self.tasks.keep(self.reload.run, "reload")
         self.tasks.keep(self.decisions.run, "decisions")
         if self.history is not None:
             self.tasks.keep(self.history.run, "history")
@@ -272,8 +306,10 @@ def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Ups
 class App:
     """The application that uvicorn runs. It builds the gateway inside the running event loop (ASGI's lifespan)."""
 
-    def __init__(self, settings: GatewaySettings, certificates: Certificates, otel: OtelVariables) -> None:
-        self._made_of = settings, certificates, otel
+    def __init__(
+        self, settings: GatewaySettings, certificates: Certificates, otel: OtelVariables, files: ConfigFiles
+    ) -> None:
+        self._made_of = settings, certificates, otel, files
         self.gateway: Gateway | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -291,6 +327,11 @@ class App:
         finally:
             await gateway.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+    def reload(self) -> None:
+        """Read the configuration again. Before the gateway has started, it was just read."""
+        if self.gateway is not None:
+            self.gateway.reload.ask()
 
     def answer(self, exchange: Exchange) -> Awaitable[None]:
         """Answer one request: await it."""

@@ -1,7 +1,7 @@
 """The gateway process: its sockets, uvicorn, signals.
 
 On SIGTERM or SIGINT it stops listening, answers who has connected already, finishes running requests for at most
-`timeouts.grace_s`, deregisters, and exits with 0. It ignores SIGHUP.
+`timeouts.grace_s`, deregisters, and exits with 0. On SIGHUP it reads its configuration again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gateway.access_log import check_target
 from gateway.app import App
 from gateway.http.protocol import Handler, HttpProtocol
 from gateway.logs import configure
+from gateway.reload import ConfigFiles
 from gateway.request.memory import Storms, give_memory_back
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import Certificates, of_listener, towards_replicas
@@ -122,20 +123,15 @@ def protocols(handle: Handler, write_s: float) -> type[asyncio.Protocol]:
     return cast("type[asyncio.Protocol]", make)
 
 
-def _says_that_it_goes_on(_sig: int, _frame: FrameType | None) -> None:
-    """Whoever sends SIGHUP wants other settings, not the end of all streams."""
-    _log.warning("SIGHUP ignored", why="settings are read at the start only: start the gateway again")
-
-
-def serve(settings: GatewaySettings, otel: OtelVariables, doubts: Sequence[str] = ()) -> None:
-    """Run one gateway until a signal stops it. `doubts` about its settings are logged. Raises OSError if a port is
-    taken, CannotWrite for an access log, BadCertificate."""
+def serve(settings: GatewaySettings, otel: OtelVariables, files: ConfigFiles, doubts: Sequence[str] = ()) -> None:
+    """Run one gateway until a signal stops it. `settings` are those in `files`; `doubts` about them are logged. Raises
+    OSError if a port is taken, CannotWrite for an access log, BadCertificate."""
     configure(settings.log, gateway=settings.id)
     for doubt in doubts:
         _log.warning("doubtful configuration", doubt=doubt)
     check_target(settings.log.access_log)
     certificate = of_listener(settings.tls)
-    app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)), otel)
+    app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)), otel, files)
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -151,7 +147,7 @@ def serve(settings: GatewaySettings, otel: OtelVariables, doubts: Sequence[str] 
         config.load()
         config.ssl = certificate.first  # uvicorn would make one that cannot change
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, _says_that_it_goes_on)
+    signal.signal(signal.SIGHUP, lambda _sig, _frame: app.reload())
     with ExitStack() as listening, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         sockets = [listening.enter_context(listen(settings.host, settings.port, shared=False))]
         if settings.shared_port is not None:

@@ -25,7 +25,7 @@ LAYERS = (
     "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines gateway.interpreter",
     "gateway.settings gateway.logs gateway.http gateway.prompt gateway.simulator",
     "gateway.upstream gateway.tls",
-    "gateway.replicas",
+    "gateway.replicas gateway.reload",
     "gateway.request gateway.metrics",
     "gateway.access_log",
     "gateway.routing gateway.tracing",

@@ -41,6 +41,10 @@ class Findings:
         self._looked_s = float("-inf")
         self._looking: asyncio.Task[Any] | None = None
 
+    def use(self, settings: GatewaySettings) -> None:
+        """These are the gateway's settings from now on."""
+        self._settings = settings
+
     def __repr__(self) -> str:
         return f"<Findings, {len(self._told)} bytes>"
 

@@ -15,6 +15,7 @@ from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
 from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
+from gateway.reload import Reload
 from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.model_states import model_states
@@ -33,6 +34,7 @@ class Status:
         self,
         gateway: str,
         settings: GatewaySettings,
+        reload: Reload,
         store: Store,
         watcher: Watcher,
         fleet: Fleet,
@@ -41,8 +43,9 @@ class Status:
         metrics: Metrics,
     ) -> None:
         self.gateway = gateway
+        self._reload = reload
         self._watcher = watcher
-        self.about = {
+        self.about: dict[str, Any] = {
             "version": __version__,
             "settings": settings.fingerprint(),
             "python": {"version": platform.python_version(), "is_optimised": interpreter.is_optimised()},
@@ -57,6 +60,10 @@ class Status:
         self._discovery = discovery
         self._metrics = metrics
         self.is_draining = False
+
+    def use(self, settings: GatewaySettings) -> None:
+        """These are the gateway's settings from now on."""
+        self.about["settings"] = settings.fingerprint()
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Whether this gateway can serve, and the body of /ready. It stays ready when only the store is lost: then it
@@ -80,27 +87,27 @@ class Status:
             "pools": sorted(self._fleet.pools()),
             "reasons": reasons,
         }
-        states = model_states(self._fleet)
-        if states.down:
-            body["models_down"] = states.down[:_MOST_NAMES]
-        if states.in_several_pools:
-            body["models_in_several_pools"] = dict(list(states.in_several_pools.items())[:_MOST_NAMES])
-        if (missing := self._fleet.problems()) and ready:
-            body["not_ready"] = missing
-        if drained := [member.id for member in self._fleet.targets if self._fleet.is_draining(member.id)]:
-            body["draining"] = drained
-        if asleep := [member.id for member in self._fleet.targets if self._fleet.is_asleep(member.id)]:
-            body["asleep"] = asleep
-        if broken := [member.id for member in self._fleet.targets if self._has_open_breaker(member)]:
-            body["breaker_open"] = broken
-        if taken := self._fleet.taken_ids():
-            body["taken_ids"] = taken
-        if not store_up:
-            body["store_problem"] = self._store.reason
-        if (report := self._watcher.report) is not None and report.conditions:
-            body["store_conditions"] = list(report.conditions)
-            body["store_warnings"] = list(report.conditions.values())
+        body |= {name: told for name, told in self._asides(ready).items() if told}
         return not reasons, body
+
+    def _asides(self, ready: list[str]) -> dict[str, Any]:
+        """What /ready tells only if there is something to tell."""
+        fleet, states, report = self._fleet, model_states(self._fleet), self._watcher.report
+        conditions = report.conditions if report is not None else {}
+        return {
+            "models_down": states.down[:_MOST_NAMES],
+            "models_in_several_pools": dict(list(states.in_several_pools.items())[:_MOST_NAMES]),
+            "not_ready": fleet.problems() if ready else {},
+            "draining": [member.id for member in fleet.targets if fleet.is_draining(member.id)],
+            "asleep": [member.id for member in fleet.targets if fleet.is_asleep(member.id)],
+            "breaker_open": [member.id for member in fleet.targets if self._has_open_breaker(member)],
+            "taken_ids": fleet.taken_ids(),
+            "config_problems": self._reload.problems[:_MOST_NAMES],
+            "needs_a_restart": self._reload.left,
+            "store_problem": "" if self._store.is_up() else self._store.reason,
+            "store_conditions": list(conditions),
+            "store_warnings": list(conditions.values()),
+        }
 
     def _has_open_breaker(self, member: Member) -> bool:
         """As the store has told. While it is away, nobody knows."""

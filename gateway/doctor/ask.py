@@ -133,6 +133,8 @@ def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> 
         settings={str(section): str(digest) for section, digest in about.get("settings", {}).items()},
         is_ready=bool(ready["ready"]),
         reasons=tuple(map(str, ready["reasons"])),
+        config_problems=tuple(map(str, ready.get("config_problems", ()))),
+        needs_a_restart=tuple(map(str, ready.get("needs_a_restart", ()))),
         store_problem=str(ready.get("store_problem") or ""),
         store_warnings={
             str(name): str(warning)

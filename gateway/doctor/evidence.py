@@ -111,6 +111,9 @@ class GatewayEvidence:
     """A digest of each section of its settings."""
     is_ready: bool = False
     reasons: tuple[str, ...] = ()
+    config_problems: tuple[str, ...] = ()
+    needs_a_restart: tuple[str, ...] = ()
+    """Fields of its file."""
     store_problem: str = ""
     store_warnings: dict[str, str] = field(default_factory=dict)
     """Its warnings about Redis, by condition, if it holds the watch's lease."""

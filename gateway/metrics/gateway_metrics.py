@@ -176,6 +176,12 @@ class Metrics:
             "How late the event loop runs a timer: something held the loop, and every stream, for this long.",
             _LOOP_LAG_S,
         )
+        self.config_is_used = self._gauge(
+            "kvgate_config_last_reload_successful",
+            "1: the configuration file was right when it was last read; 0: it is wrong, and the settings of before are "
+            "used.",
+        )
+        self.config_is_used.set(1)
         self.logins = self._counter(
             "kvgate_console_logins", "Logins at the console, by outcome: ok, or why not.", "outcome"
         )

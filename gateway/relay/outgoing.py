@@ -19,9 +19,13 @@ class Outgoing:
     """Writes requests to replicas."""
 
     def __init__(self, replicas: Sequence[ReplicaSettings], fleet: Fleet, tenants: Tenants) -> None:
-        self._dp_ranks = {each.id: each.dp_rank for each in replicas if each.dp_rank is not None}
         self._fleet = fleet
         self._tenants = tenants
+        self.use(replicas)
+
+    def use(self, replicas: Sequence[ReplicaSettings]) -> None:
+        """Other replicas are listed from now on."""
+        self._dp_ranks = {each.id: each.dp_rank for each in replicas if each.dp_rank is not None}
 
     def headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
         """Those of the job, and those that mean something to this replica only."""

@@ -31,12 +31,16 @@ class Keyring:
     """The configured API keys. The gateway knows only the SHA-256 of each."""
 
     def __init__(self, security: SecuritySettings) -> None:
-        self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
+        self.use(security)
         self._anyone = Caller(None, True, is_admin=True)
         self._expose_decisions = security.expose_decisions
         secret = security.cache_salt_secret
         self._secret = secret.get_secret_value().encode() if secret is not None else b""
         self._share_cache = security.share_cache
+
+    def use(self, security: SecuritySettings) -> None:
+        """Other keys are valid from now on. Requests that run go on."""
+        self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller that `Authorization: Bearer` or `x-api-key` names. Raises a 401 for a missing or unknown key."""

@@ -34,13 +34,17 @@ class Tenants:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._queue = settings.queue
-        self._bands = bands_of(settings)
-        self._tenants = {tenant.name: tenant for tenant in settings.tenants}
+        self.use(settings)
         self._wait_ms, self._starve_ms = int(self._queue.wait_s * 1000), int(self._queue.starve_s * 1000)
         self._output_tokens: dict[str, float] = {}
         """Means, by tenant."""
         self._long_tokens: dict[str, float] = {}
         """The p99 of the lengths of answers, by tenant, as a number that steps towards it with each answer."""
+
+    def use(self, settings: GatewaySettings) -> None:
+        """Other weights, priorities and limits hold from now on. What is known of their answers stays."""
+        self._bands = bands_of(settings)
+        self._tenants = {tenant.name: tenant for tenant in settings.tenants}
 
     def of(self, tenant: str | None, max_output_tokens: int | None, since_ms: int = 0) -> tuple[float, Standing]:
         """The part of a replica's room that a tenant's request may use, and its standing. Its answer has no more tokens

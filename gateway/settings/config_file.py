@@ -74,6 +74,15 @@ def read_file(path: Path) -> tuple[dict[Any, Any], list[str]]:
     return data, problems
 
 
+def merged(data: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+    """`data` with what `over` says. Sections are merged field by field, lists are not."""
+    both = {**data, **over}
+    for name, section in data.items():
+        if isinstance(section, dict) and isinstance(over.get(name), dict):
+            both[name] = merged(section, over[name])
+    return both
+
+
 def build(
     model: type[Settings],
     data: dict[Any, Any],
@@ -87,11 +96,11 @@ def build(
     """
     problems = known_problems or []
     overridden = {name: field for name, field in overrides.items() if env.get(name)}
-    merged: Any = data
+    told: Any = data
     for name, field in overridden.items():
-        merged = _with(merged, field, env[name])
+        told = _with(told, field, env[name])
     try:
-        settings = model.model_validate(merged)
+        settings = model.model_validate(told)
     except ValidationError as error:
         origins = {field: name for name, field in overridden.items()}
         raise SettingsError(problems + _explain(error, model, origins)) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
 from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port, Section, Slug, distinct
 from gateway.settings.certificate_settings import CertificateSettings
-from gateway.settings.config_file import SettingsError, build, read_file
+from gateway.settings.config_file import SettingsError, build, merged, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
@@ -231,12 +231,18 @@ class GatewaySettings(Section):
         }
 
 
-def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
-    """Reads `path`, applies the overrides in `env` (an empty one counts as unset) and checks everything.
+def load_settings(paths: Path | Sequence[Path], env: Mapping[str, str]) -> GatewaySettings:
+    """Reads the file, or several of which a later one goes before an earlier one, applies the overrides in `env` (an
+    empty one counts as unset) and checks everything.
 
     Raises SettingsError with all problems.
     """
-    data, problems = read_file(path)
+    data: dict[Any, Any] = {}
+    problems: list[str] = []
+    path = Path()
+    for path in [paths] if isinstance(paths, Path) else paths:
+        read, found = read_file(path)
+        data, problems = merged(data, read), problems + found
     if "vllm" in data and not data.keys() & (GatewaySettings.model_fields.keys() - _OF_REPLICAS_TOO):
         looks = f"file: looks like a replica's file: kvgate replica-command --config {path} checks it"
         raise SettingsError([f"{looks}. A gateway's file is like configs/gateway.yaml"])

@@ -16,6 +16,7 @@ import yaml
 
 from bench.cluster import Cluster
 from gateway.ops.local.ports import free_ports
+from gateway.settings.config_file import merged
 from tests.polling import eventually
 
 _COMMAND = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config")
@@ -39,7 +40,10 @@ class GatewayProcess:
 
 def configured_like(cluster: Cluster, gateway: str, **overrides: Any) -> dict[str, Any]:
     """The configuration of the cluster's gateways, for another gateway."""
-    config: dict[str, Any] = yaml.safe_load((cluster.state_dir / "gw0.yaml").read_text())
+    base, own = cluster.state_dir / "base.yaml", cluster.state_dir / "gw0.yaml"
+    config: dict[str, Any] = merged(
+        yaml.safe_load(base.read_text()) if base.exists() else {}, yaml.safe_load(own.read_text())
+    )
     del config["shared_port"]
     return config | {"id": gateway, "port": free_ports(1)[0]} | overrides
 

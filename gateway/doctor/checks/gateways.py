@@ -33,6 +33,18 @@ ELSEWHERE = FindingKind(
     "give all gateways and agents, and the doctor (--redis-namespace), the same redis.url "
     "(KVGATE_REDIS_URL), including the database, and the same redis.namespace",
 )
+CONFIG_WRONG = FindingKind(
+    "gateway-config-not-used",
+    "error",
+    "it goes on with the settings of before, and would not start again",
+    "correct the file: kvgate check-config FILE; it is read again by itself",
+)
+NEEDS_RESTART = FindingKind(
+    "gateway-needs-restart",
+    "warning",
+    "its file says something else than it does, until it starts again",
+    "restart the gateways one by one (docs/how-to/upgrade.md), or take that back",
+)
 VERSIONS_DIFFER = FindingKind(
     "gateway-versions-differ",
     "warning",
@@ -76,6 +88,15 @@ def reached(evidence: Evidence) -> Iterator[Result]:
             yield UNREACHABLE.seen(gateway.subject, gateway.problem, url=gateway.url)
         elif not gateway.is_ready:
             yield NOT_READY.seen(gateway.subject, "; ".join(gateway.reasons), url=gateway.url)
+
+
+def configuration(evidence: Evidence) -> Iterator[Result]:
+    """Whether each uses its configuration file as it is."""
+    for gateway in _answering(evidence):
+        if gateway.config_problems:
+            yield CONFIG_WRONG.seen(gateway.subject, f"its file is wrong: {'; '.join(gateway.config_problems)}")
+        elif gateway.needs_a_restart:
+            yield NEEDS_RESTART.seen(gateway.subject, f"differs from its file: {', '.join(gateway.needs_a_restart)}")
 
 
 def store(evidence: Evidence) -> Iterator[Result]:
@@ -160,7 +181,7 @@ def interpreters(evidence: Evidence) -> Iterator[Result]:
             yield PYTHON.seen(gateway.subject, f"its Python {gateway.python} was built without optimisation")
 
 
-CHECKS = (reached, store, watch, unasked, agreement, views, keys, interpreters)
+CHECKS = (reached, configuration, store, watch, unasked, agreement, views, keys, interpreters)
 
 
 def _answering(evidence: Evidence) -> list[GatewayEvidence]:

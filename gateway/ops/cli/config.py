@@ -24,8 +24,8 @@ _OPTIONS = {"redis.url": "redis-url", "redis.namespace": "redis-namespace", "id"
 _NO_START = ": a gateway would not start on this machine"
 
 
-def load(path: Path) -> GatewaySettings:
-    """The settings in `path`, overridden by this process' environment. A CommandError lists every problem."""
+def load(path: Path | list[Path]) -> GatewaySettings:
+    """The settings in files, overridden by this process' environment. A CommandError lists every problem."""
     import os
 
     from gateway.settings.config_file import SettingsError
@@ -34,7 +34,7 @@ def load(path: Path) -> GatewaySettings:
     try:
         return load_settings(path, os.environ)
     except SettingsError as error:
-        raise refused(path, error) from None
+        raise refused(path if isinstance(path, Path) else path[-1], error) from None
 
 
 def of_options(

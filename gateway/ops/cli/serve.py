@@ -32,11 +32,18 @@ def _lmcache(text: str) -> SimLmcacheSettings:
         raise CommandError(f"--lmcache {text}: {error}") from None
 
 
-ConfigFile = Annotated[Path, Option("--config", metavar="FILE", help="The gateway's YAML configuration.")]
+ConfigFile = Annotated[
+    list[Path],
+    Option("--config", metavar="FILE", help="The gateway's YAML configuration; of several, a later one goes first."),
+]
 
 
 def gateway(config: ConfigFile) -> None:
     """Run one gateway until SIGTERM, then finish its answers and exit.
+
+    It follows its configuration: when a file changes, or on SIGHUP, keys, tenants,
+    replicas, origins and hosts change without a restart. The log says what else
+    differs, and needs one.
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
     KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET,
@@ -54,13 +61,15 @@ def gateway(config: ConfigFile) -> None:
     with long_lived_imports():
         settings = load(config)
         from gateway.access_log import CannotWrite
+        from gateway.reload import ConfigFiles
         from gateway.server import serve
         from gateway.tls import BadCertificate
         from gateway.tracing.otel_variables import BadVariable
         from gateway.tracing.tracing import variables_for
 
     try:
-        serve(settings, variables_for(settings.tracing, os.environ), list(contradictions_in(settings)))
+        files = ConfigFiles(config, os.environ)
+        serve(settings, variables_for(settings.tracing, os.environ), files, list(contradictions_in(settings)))
     except (BadCertificate, BadVariable, CannotWrite) as error:
         raise CommandError(str(error)) from None
     except OSError as error:

@@ -217,7 +217,9 @@ class LocalCluster:
         gateways = []
         for n, port in enumerate(ports):
             name = f"gw{n}"
-            command = (*_KVGATE, "gateway", "--config", str(self._config_of(n)))
+            base = self._plan.base_config
+            files = [path for path in (base and base.resolve(), self._config_of(n)) if path is not None]
+            command = (*_KVGATE, "gateway", *(part for path in files for part in ("--config", str(path))))
             gateways.append(ClusterProcess(name, f"http://{HOST}:{port}", self._start("gateway", name, command).pid))
         if self._plan.detach:  # this process exits: name those that stay
             for lock in self._locks:

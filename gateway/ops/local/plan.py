@@ -12,7 +12,7 @@ import yaml
 from gateway.ops.followed import FollowedReplica, is_http
 from gateway.ops.local.errors import ClusterError
 from gateway.settings.certificate_settings import CertificateSettings
-from gateway.settings.config_file import SettingsError, build
+from gateway.settings.config_file import SettingsError, build, merged
 from gateway.settings.gateway_settings import build_settings, load_settings
 from gateway.tls import BadCertificate, Certificate, towards_replicas
 
@@ -92,29 +92,29 @@ def gateway_config(
     replicas: list[FollowedReplica],
     env: Mapping[str, str],
 ) -> str:
-    """The YAML of gateway `name`: `base`, overridden by everything that this cluster decides.
+    """The YAML of gateway `name`: everything that this cluster decides. The gateway reads `base` before it.
 
     The gateway listens on the loopback address only.
     """
-    merged: dict[str, Any] = {
-        **base,
+    own: dict[str, Any] = {
         "host": HOST,
         "id": name,
         "port": port,
         "shared_port": plan.port,
-        "redis": {**base.get("redis", {}), "url": redis_url},
+        "redis": {"url": redis_url},
         "replicas": [replica.model_dump(include={"id", "url", "dp_rank"}, exclude_none=True) for replica in replicas],
-        "timeouts": {"grace_s": _GRACE_S, **base.get("timeouts", {})},
     }
+    if "grace_s" not in base.get("timeouts", {}):
+        own["timeouts"] = {"grace_s": _GRACE_S}
     if plan.redis_namespace is not None:
-        merged["redis"]["namespace"] = plan.redis_namespace
+        own["redis"]["namespace"] = plan.redis_namespace
     if plan.policy is not None:
-        merged["policy"] = {**base.get("policy", {}), "name": plan.policy}
+        own["policy"] = {"name": plan.policy}
     try:
-        build_settings(merged, env)
+        build_settings(merged(dict(base), own), env)
     except SettingsError as error:
         raise ClusterError("; ".join(_by_option(problem, plan) for problem in error.problems)) from None
-    return yaml.safe_dump(merged, sort_keys=False)
+    return yaml.safe_dump(own, sort_keys=False)
 
 
 def _by_option(problem: str, plan: Plan) -> str:

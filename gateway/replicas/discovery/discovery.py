@@ -62,6 +62,16 @@ class Discovery:
             _log.info("replicas are looked up", source=source, found=len(found))
         self._problems[source] = ""
         self._found[source] = found
+        self._use_all(source)
+        self._asked[source].set()
+
+    def use_listed(self, replicas: Sequence[ReplicaSettings]) -> None:
+        """The configuration lists these from now on."""
+        self._listed = [*replicas]
+        self._use_all("configuration")
+
+    def _use_all(self, source: str) -> None:
+        """`source` has told something new."""
         together = self._together()
         if together != self._used:
             before, after = ({replica.id: replica.url for replica in each} for each in (self._used, together))
@@ -73,7 +83,6 @@ class Discovery:
             )
             self._used = together
             self._use(together)
-        self._asked[source].set()
 
     def _failed(self, source: str, problem: str) -> None:
         if problem != self._problems[source]:

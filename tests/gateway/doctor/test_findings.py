@@ -137,6 +137,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("gateway-settings-differ", with_gateway(settings={"policy": "aa", "replicas": "cc"}), set()),
     ("gateway-keys-differ", with_gateway(keys=("k1", "k3")), set()),
     ("gateway-views-differ", with_gateway(exact=frozenset({"r0"})), set()),
+    ("gateway-config-not-used", with_gateway(config_problems=("port: must be a whole number",)), set()),
+    ("gateway-needs-restart", with_gateway(needs_a_restart=("queue.wait_s",)), set()),
     ("python-not-optimised", with_gateway(is_optimised=False), set()),
     ("replica-unhealthy", with_replica(problem="/health answered 503"), set()),
     ("replica-unhealthy", with_replica(problem="no answer within 2 s", answers=False), set()),

@@ -17,6 +17,7 @@ from gateway.ops.local.plan import (
     not_used,
     parse_fronted,
 )
+from gateway.settings.config_file import merged
 from gateway.settings.gateway_settings import build_settings
 
 REPLICAS = [FollowedReplica(id="r0", url="http://127.0.0.1:8000")]
@@ -24,7 +25,7 @@ REPLICAS = [FollowedReplica(id="r0", url="http://127.0.0.1:8000")]
 
 def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
     text = gateway_config(plan, base or {}, "gw0", 9000, "redis://127.0.0.1:7000", REPLICAS, {})
-    return build_settings(yaml.safe_load(text), {})
+    return build_settings(merged(dict(base or {}), yaml.safe_load(text)), {})
 
 
 @pytest.mark.parametrize(

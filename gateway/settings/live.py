@@ -1,0 +1,64 @@
+"""What a gateway takes of a configuration that changes while it runs. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from gateway.settings.base import Section
+from gateway.settings.config_file import SettingsError
+from gateway.settings.gateway_settings import GatewaySettings
+
+LIVE = ("replicas", "tenants", "security.api_keys", "security.allow_origins", "security.hosts")
+"""The fields that a running gateway changes. All others need a restart."""
+_KEYS = "security.api_keys"
+
+
+class Change(NamedTuple):
+    """From one configuration to another."""
+
+    settings: GatewaySettings
+    """Those to use from now on: the running ones, with the live fields of the new ones."""
+    taken: list[str]
+    """The live fields that differ."""
+    left: list[str]
+    """The other fields that differ. They need a restart."""
+
+
+def change(running: GatewaySettings, wanted: GatewaySettings) -> Change:
+    """Raises SettingsError if the live fields of the wanted settings do not fit the running ones."""
+    differ = [path for path in _paths(GatewaySettings) if _at(running, path) != _at(wanted, path)]
+    opens = bool(running.security.api_keys) != bool(wanted.security.api_keys)  # it changes how every body is read
+    taken = [path for path in differ if path in LIVE and not (opens and path == _KEYS)]
+    if not taken:
+        return Change(running, [], differ)
+    told = running.model_dump()
+    for path in taken:
+        *section, field = path.split(".")
+        (told[section[0]] if section else told)[field] = _at(wanted.model_dump(), path)
+    try:
+        settings = GatewaySettings.model_validate(told)
+    except ValidationError as error:
+        mistakes = [str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"] for detail in error.errors()]
+        raise SettingsError([f"{mistake} (a restart would take the whole file)" for mistake in mistakes]) from None
+    return Change(settings, taken, [path for path in differ if path not in taken])
+
+
+def _paths(model: type[BaseModel]) -> list[str]:
+    """Every field of the file: of a section, each of its own."""
+    paths = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            paths += [f"{name}.{inner}" for inner in kind.model_fields]
+        else:
+            paths.append(name)
+    return paths
+
+
+def _at(settings: BaseModel | dict[str, Any], path: str) -> Any:
+    found: Any = settings
+    for name in path.split("."):
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    return found
