@@ -20,10 +20,9 @@ import orjson
 from bench.fleet.engine import LightSequence
 from bench.fleet.replica import LightReplica, whole
 from gateway.simulator import fields
-from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer
+from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer, forced_function, plan
 from gateway.simulator.chat_template import render_chat
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request, bad_value
-from gateway.simulator.planning import forced_function, plan
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder
 from gateway.simulator.sampling import check_sampling, token_limit
 from gateway.simulator.sequence import EventTag

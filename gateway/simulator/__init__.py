@@ -13,14 +13,14 @@ is refused with vLLM's message. Where to look:
     sampling       the ranges of parameters
     settings       one replica: its models, cache and speed (rough figures, explained there)
 
-    planning       from a request to its answers     answers          the words and tool calls
-    structured     what constrains an answer         logprobs         log probabilities
+    answers        from a request to its answers     structured       what constrains an answer
+    logprobs       log probabilities
 
     chat_template  from messages to a prompt         images           an image's size and identity
     prompt         tokens, image placeholders and block hashes
     sequence       one prompt and its answer inside an engine
-    generation     one request's sequences, and the wait for their tokens
-    engine         the step loop                     cache            blocks: hits, LRU eviction, reference counts
+    engine         the step loop, and the wait for a request's tokens
+    cache          blocks: hits, LRU eviction, reference counts
     offload        vLLM's CPU tier                   sim_lmcache      LMCache's chunks, in CPU memory and in a Redis
     events         vLLM's KV events                  publisher        sends them over ZeroMQ, and replays them
     metrics        vLLM's metrics                    stats            counts of one engine, which metrics shows

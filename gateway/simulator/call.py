@@ -14,9 +14,9 @@ from aiohttp.typedefs import Handler
 
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
+from gateway.simulator.engine import Generation
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
 from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang, reset_connection
-from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.protocol import Parse, unreadable
 from gateway.simulator.replica import SimReplica
@@ -33,7 +33,8 @@ class Dialect(Protocol):
         """The finished answer as one document."""
 
     def head(self) -> bytes:
-        """Sent at once, before anything is computed; may be empty."""
+        """Sent at once, before anything is computed."""
+        return b""
 
     def piece(self, choice: int, at: int) -> bytes:
         """The token at this place of a choice's answer."""

@@ -111,13 +111,14 @@ async def abort_requests(replica: SimReplica, request: web.Request) -> web.Strea
 
 async def is_sleeping(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     """The engines answer it, between two steps."""
-    for engine in replica.engines:
-        await engine.goes_on.wait()
+    await replica.faults.goes_on.wait()
     return web.json_response({"is_sleeping": replica.sleep.is_sleeping})
 
 
 async def fail(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    replica.faults.set(await read_json(request))
+    if replica.faults.set(await read_json(request)).mode == "amnesia":
+        for engine in replica.engines:
+            engine.forget_idle()
     return web.json_response({"failing": replica.faults.active()})
 
 

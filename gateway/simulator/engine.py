@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.cache import Block, BlockCache
 from gateway.simulator.events import Event, EventLog
+from gateway.simulator.faults import Faults
 from gateway.simulator.offload import CpuTier
-from gateway.simulator.sequence import SequenceState, TokenSequence
+from gateway.simulator.prompt import EnginePrompt
+from gateway.simulator.sequence import EventTag, SequenceState, TokenSequence
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.stats import EngineStats
 
@@ -32,8 +36,7 @@ _LOAD_COST = 0.1
 
 class SimEngine:
     """Calls `on_first_token` and `on_finish` with the seconds since the request arrived, and `publish` with the KV
-    events of each step that has any. While `takes_no_hits` says so, a prompt finds nothing in the cache. No step begins
-    while `goes_on` is not set."""
+    events of each step that has any."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class SimEngine:
         on_finish: Callable[[float], None],
         publish: Callable[[list[Event]], None] | None = None,
         lmcache: SimLmcache | None = None,
-        takes_no_hits: Callable[[], object] = lambda: None,
+        faults: Faults | None = None,
     ) -> None:
         self.block_size = settings.block_size
         self.cache = BlockCache(settings.num_gpu_blocks)
@@ -52,7 +55,7 @@ class SimEngine:
         self._events = EventLog(settings, publish)
         self.cpu_tier = CpuTier(settings.cpu_blocks, self._events)
         self._lmcache = lmcache
-        self._takes_no_hits = takes_no_hits
+        self._faults = faults or Faults()
         self._loaded_tokens = 0
         """Tokens that the current step loads from outside the GPU."""
         self._load_s_per_token = lmcache.load_s_per_token if lmcache else _LOAD_COST / settings.prefill_tokens_per_s
@@ -63,8 +66,6 @@ class SimEngine:
         self._on_finish = on_finish
         self._work = asyncio.Event()
         self._is_paused = False
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
 
     def __repr__(self) -> str:
         return f"<Engine {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
@@ -146,7 +147,7 @@ class SimEngine:
         speed = self._settings.speed
         clock_s = loop.time()
         burst = 0
-        while await self.goes_on.wait():
+        while await self._faults.goes_on.wait():
             batch, prefill_tokens = self.schedule()
             if not batch and not self.cpu_tier.is_writing:
                 self._work.clear()
@@ -254,7 +255,7 @@ class SimEngine:
         """Start a waiting sequence. Returns the tokens of its first step, or None if there are too few blocks."""
         # At least one token must be computed to sample from, so the block that holds the last is recomputed.
         reusable = (sequence.num_tokens - 1) // self.block_size
-        hits = [] if self._takes_no_hits() else self.cache.match(sequence.hashes[:reusable])
+        hits = [] if self._faults.take("no_hits") else self.cache.match(sequence.hashes[:reusable])
         self._events.reused(sequence, len(hits))
         loaded = self.cpu_tier.match(sequence.hashes[len(hits) : reusable])
         loaded = max(loaded, min(reusable, loadable_tokens // self.block_size) - len(hits)) * self.block_size
@@ -325,3 +326,104 @@ class SimEngine:
     def _release(self, sequence: TokenSequence) -> None:
         self.cache.release(sequence.blocks)
         sequence.blocks = []
+
+
+_UNTAGGED = EventTag()
+
+
+@dataclass(frozen=True, slots=True)
+class SimUsage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Generation:
+    """Everything one HTTP request generates: each prompt, `n` times each, on one engine. A handler calls `start`, waits
+    for `progress`, takes `new_tokens` and, on every path out, calls `close`.
+
+    With `each_token`, every token wakes the waiting handler; without, only the end does.
+    """
+
+    def __init__(
+        self,
+        engine: SimEngine,
+        prompts: Sequence[EnginePrompt],
+        answers: list[GeneratedAnswer],
+        each_token: bool = False,
+        tag: EventTag = _UNTAGGED,
+    ) -> None:
+        """`answers` holds the same number of answers for each prompt, in the prompts' order. If the engine aborts one,
+        the list gets what there is of it."""
+        self.sequences: list[TokenSequence] = []
+        self._engine = engine
+        self._answers = answers
+        self._each_token = each_token
+        self._news = asyncio.Event()
+        self._n = len(answers) // len(prompts)
+        for at, answer in enumerate(answers):
+            prompt = prompts[at // self._n]
+            self.sequences.append(TokenSequence(prompt, answer, engine.block_size, tag, self._notify))
+        self._unfinished = len(self.sequences)
+
+    @property
+    def finished(self) -> bool:
+        """Everything is generated, or `close` was called."""
+        return self._unfinished == 0
+
+    def start(self) -> None:
+        for sequence in self.sequences:
+            self._engine.add(sequence)
+
+    def close(self) -> None:
+        """Abort unfinished sequences, and wake the waiting handler. Does nothing after a normal end."""
+        if not self.finished:
+            for sequence in self.sequences:
+                self._engine.abort(sequence)
+            self._unfinished = 0
+            self._news.set()
+
+    async def progress(self) -> None:
+        """Wait for something new. Only one task may wait at a time."""
+        await self._news.wait()
+        self._news.clear()
+
+    async def completion(self) -> None:
+        """Run to the end. Aborts if cancelled."""
+        try:
+            self.start()
+            while not self.finished:
+                await self.progress()
+        finally:
+            self.close()
+
+    def _notify(self, sequence: TokenSequence) -> None:
+        """`sequence` has a new token, has finished, or was aborted by the engine."""
+        if sequence.state is SequenceState.ABORTED:
+            at = self.sequences.index(sequence)
+            self._answers[at] = sequence.answer.aborted(sequence.produced)
+            sequence.produced += 1
+        if sequence.state in (SequenceState.FINISHED, SequenceState.ABORTED):
+            self._unfinished -= 1
+        if self._each_token or self._unfinished == 0:
+            self._news.set()
+
+    def new_tokens(self) -> Iterator[tuple[int, int]]:
+        """The tokens since the last call, as (choice, place of the token in its answer)."""
+        for choice, sequence in enumerate(self.sequences):
+            while sequence.taken < sequence.produced:
+                sequence.taken += 1
+                yield choice, sequence.taken - 1
+
+    def usage(self) -> SimUsage:
+        """The token counts. Each prompt counts once, however many choices it has."""
+        firsts = self.sequences[:: self._n]
+        return SimUsage(
+            sum(sequence.prompt.num_tokens for sequence in firsts),
+            sum(each.produced - (each.state is SequenceState.ABORTED) for each in self.sequences),
+            sum(sequence.cached_tokens or 0 for sequence in firsts),
+        )

@@ -31,7 +31,6 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
@@ -79,34 +78,33 @@ _BODY = TypeAdapter(Fault)
 
 
 class Faults:
-    """The faults to come. `forget_idle` carries out amnesia; `stall` is called when a stall begins and ends."""
+    """The faults to come."""
 
-    def __init__(self, forget_idle: Callable[[], None], stall: Callable[[bool], None]) -> None:
-        self._forget_idle = forget_idle
-        self._stall = stall
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        """Set unless the engines are stalled."""
+        self.goes_on.set()
         self._by_mode: dict[str, Fault] = {}
         self._is_free = asyncio.Event()
         self._is_free.set()
         self.blocked = 0
         """How many prompts have kept the server from answering."""
 
-    def set(self, body: dict[str, Any]) -> None:
-        """Apply the body of POST /sim/fail. `amnesia`, and a `crash` without after_tokens, happen at once."""
+    def set(self, body: dict[str, Any]) -> Fault:
+        """Apply the body of POST /sim/fail. A `crash` without after_tokens happens at once. The caller carries out
+        amnesia."""
         fault = checked(_BODY, body)
-        match fault.mode:
-            case "none":
-                self._by_mode.clear()
-                self._stall(False)
-                self._is_free.set()
-                return
-            case "amnesia":
-                self._forget_idle()
-                return
-            case "crash" if fault.after_tokens is None:
-                crash()
-            case "stall":
-                self._stall(True)
-        self._by_mode[fault.mode] = fault
+        if fault.mode == "none":
+            self._by_mode.clear()
+            self.goes_on.set()
+            self._is_free.set()
+        elif fault.mode == "crash" and fault.after_tokens is None:
+            crash()
+        elif fault.mode != "amnesia":
+            self._by_mode[fault.mode] = fault
+        if fault.mode == "stall":
+            self.goes_on.clear()
+        return fault
 
     def take(self, *modes: str) -> Fault | None:
         """The fault that strikes now, if one of these modes is set. Counts it."""

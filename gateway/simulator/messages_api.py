@@ -10,8 +10,8 @@ from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
-from gateway.simulator.call import Call, event
-from gateway.simulator.generation import Generation
+from gateway.simulator.call import Call, Dialect, event
+from gateway.simulator.engine import Generation
 from gateway.simulator.openai_api import PlannedChat, chat_prompt, planned_chat
 
 _AS_IN_CHAT = ("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
@@ -90,7 +90,7 @@ def _image_part(source: dict[str, Any], uuid: object) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}, "uuid": uuid}
 
 
-class _Message:
+class _Message(Dialect):
     """The answer to a request: a message, or its events."""
 
     def __init__(self, call: Call, chat: PlannedChat) -> None:
@@ -105,9 +105,6 @@ class _Message:
     def whole(self, generation: Generation) -> dict[str, Any]:
         answer = self._answer
         return self._message([_content_block(answer)], _stop(answer), _usage(generation))
-
-    def head(self) -> bytes:
-        return b""
 
     def piece(self, _choice: int, at: int) -> bytes:
         opening = b"" if self._opened else self._opening()

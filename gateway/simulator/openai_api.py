@@ -11,13 +11,12 @@ import orjson
 from aiohttp import web
 
 from gateway.simulator import fields
-from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer
-from gateway.simulator.call import Call
+from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer, forced_function, plan
+from gateway.simulator.call import Call, Dialect
 from gateway.simulator.chat_template import render_chat
+from gateway.simulator.engine import Generation
 from gateway.simulator.errors import bad_request, bad_value
-from gateway.simulator.generation import Generation
 from gateway.simulator.logprobs import Logprobs, chat_logprobs, completion_logprobs, prompt_logprobs
-from gateway.simulator.planning import forced_function, plan
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, token_of, tokens_of
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.sampling import check_sampling
@@ -55,16 +54,13 @@ async def completions(call: Call) -> web.StreamResponse:
     model, lora = call.replica.resolve_model(body.get("model"))
     check_sampling(body)
     prompts = [text_prompt(each, lora, body.get("cache_salt")) for each in _prompt_list(body.get("prompt"))]
-    logprobs = completion_logprobs(body)
-    # With `echo`, 0 returns the prompt only. One token is still generated, and counted.
-    has_text = not body.get("echo") or body.get("max_tokens") != 0
-    # Unlike chat, completions have a default in vLLM: 16 tokens.
-    max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if has_text else 1
+    # Unlike chat, completions have a default in vLLM: 16 tokens. Where no text is wanted, one is generated and counted.
+    max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if _wants_text(body) else 1
     answers = plan(body, prompts, [call.replica.token_limit(each, max_tokens, "max_tokens") for each in prompts])
-    if not has_text:
+    if not _wants_text(body):
         answers = [replace(answer, shown=[""]) for answer in answers]
     prompt_of = [prompt for prompt in prompts for _ in range(len(answers) // len(prompts))]
-    dialect = _Completions(call, model, prompt_of, answers, logprobs, has_text)
+    dialect = _Completions(call, model, prompt_of, answers)
     return await call.answer(call.generate(prompts, answers), dialect)
 
 
@@ -98,7 +94,7 @@ def text_prompt(prompt: object, lora: str | None = None, cache_salt: str | None 
     return builder.build(lora, cache_salt)
 
 
-class _Answers:
+class _Answers(Dialect):
     """The common part of the two APIs. As in vLLM, fields that are null without `return_token_ids` are sent too."""
 
     _kinds: ClassVar[tuple[str, str, str]]
@@ -118,9 +114,6 @@ class _Answers:
         self._include_usage = options.get("include_usage")
         self._continuous_usage = self._include_usage and options.get("continuous_usage_stats")
         self._begin = b"data: " + orjson.dumps(self._envelope(self._kinds[2]))[:-1] + b',"choices":['
-
-    def head(self) -> bytes:
-        return b""
 
     def tail(self, generation: Generation) -> bytes:
         usage = b""
@@ -240,18 +233,11 @@ class _Completions(_Answers):
     _kinds = ("cmpl", "text_completion", "text_completion")
 
     def __init__(
-        self,
-        call: Call,
-        model: str,
-        prompts: Sequence[EnginePrompt],
-        answers: Sequence[GeneratedAnswer],
-        logprobs: Logprobs | None,
-        has_text: bool,
+        self, call: Call, model: str, prompts: Sequence[EnginePrompt], answers: Sequence[GeneratedAnswer]
     ) -> None:
         super().__init__(call, model, prompts, answers)
         self._echo = bool(call.body.get("echo"))
-        self._logprobs = logprobs
-        self._has_text = has_text
+        self._logprobs = completion_logprobs(call.body)
         self._offsets = [0] * len(answers)
         """How many characters of each choice's tokens were sent with log probabilities."""
 
@@ -287,12 +273,17 @@ class _Completions(_Answers):
         prompt = self._prompts[choice]
         num_prompt_tokens = prompt.num_tokens if self._echo else 0
         tokens = tokens_of(prompt.tokens) if self._echo and at == 0 else []
-        if self._has_text:
+        if _wants_text(self._call.body):
             tokens += map(token_of, pieces)
         first = 0 if at == 0 else num_prompt_tokens + at
         told = self._logprobs.completion(tokens, num_prompt_tokens, first, self._offsets[choice])
         self._offsets[choice] += sum(map(len, told["tokens"]))
         return told
+
+
+def _wants_text(body: dict[str, Any]) -> bool:
+    """With `echo`, a limit of 0 returns the prompt only."""
+    return not body.get("echo") or body.get("max_tokens") != 0
 
 
 def _prompt_list(prompt: Any) -> list[Any]:

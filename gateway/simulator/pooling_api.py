@@ -14,8 +14,8 @@ from blake3 import blake3
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.call import Call
+from gateway.simulator.engine import SimUsage
 from gateway.simulator.errors import bad_request
-from gateway.simulator.generation import SimUsage
 from gateway.simulator.openai_api import chat_prompt, text_prompt
 from gateway.simulator.prompt import EnginePrompt, token_ids, token_text
 

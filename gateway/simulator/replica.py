@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gateway.simulator.engine import SimEngine
+from gateway.simulator.engine import Generation, SimEngine
 from gateway.simulator.errors import RequestRefused, bad_request, bad_value
 from gateway.simulator.faults import Faults
-from gateway.simulator.generation import Generation
 from gateway.simulator.images import ImageReader
 from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.prompt import EnginePrompt
@@ -41,7 +39,7 @@ class SimReplica:
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         self.images = ImageReader()
-        self.faults = Faults(self._forget_idle, self._stall)
+        self.faults = Faults()
         self.metrics = SimMetrics(settings, self.images)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in settings.ranks if settings.events]
         self.lmcache = _lmcache(settings)
@@ -51,7 +49,7 @@ class SimReplica:
                 *self.metrics.observers(rank),
                 publish=self.publishers[place].publish if settings.events else None,
                 lmcache=self.lmcache,
-                takes_no_hits=partial(self.faults.take, "no_hits"),
+                faults=self.faults,
             )
             for place, rank in enumerate(settings.ranks)
         ]
@@ -139,14 +137,6 @@ class SimReplica:
             "blocked": self.faults.blocked,
             "recent": [told | _prompts_of(generation) for told, generation in self.recent],
         }
-
-    def _forget_idle(self) -> None:
-        for engine in self.engines:
-            engine.forget_idle()
-
-    def _stall(self, stalls: bool) -> None:
-        for engine in self.engines:
-            (engine.goes_on.clear if stalls else engine.goes_on.set)()
 
     def _unbind(self) -> None:
         for publisher in self.publishers:

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
-from gateway.simulator.call import Call, event
+from gateway.simulator.call import Call, Dialect, event
+from gateway.simulator.engine import Generation
 from gateway.simulator.errors import RequestRefused, bad_request
-from gateway.simulator.generation import Generation
 from gateway.simulator.openai_api import PlannedChat, planned_chat
 from gateway.simulator.replica import SimReplica, StoredResponse
 
@@ -165,7 +165,7 @@ def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
     }
 
 
-class _Response:
+class _Response(Dialect):
     """The answer to a request: an object that is completed at the end, and the official SDKs' sequence of events."""
 
     def __init__(self, call: Call, chat: PlannedChat, status: str) -> None:

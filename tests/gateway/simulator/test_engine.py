@@ -8,9 +8,8 @@ import pytest
 
 from coordinator.agent.kv_events import Batch, Stored, decode
 from gateway.simulator.answers import text_answer
-from gateway.simulator.engine import SimEngine
+from gateway.simulator.engine import Generation, SimEngine
 from gateway.simulator.events import payload
-from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import PromptBuilder
 from gateway.simulator.sequence import EventTag, TokenSequence
 from gateway.simulator.settings import SimSettings

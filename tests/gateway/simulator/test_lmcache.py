@@ -11,8 +11,7 @@ import redis
 
 from coordinator.lmcache_chunks import START, ChunkNames
 from gateway.simulator.answers import text_answer
-from gateway.simulator.engine import SimEngine
-from gateway.simulator.generation import Generation
+from gateway.simulator.engine import Generation, SimEngine
 from gateway.simulator.prompt import PromptBuilder
 from gateway.simulator.settings import SimLmcacheSettings, SimSettings
 from gateway.simulator.sim_lmcache import SimLmcache
