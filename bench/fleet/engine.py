@@ -21,9 +21,9 @@ from bench.fleet.settings import LightSettings
 from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.cache import Block, BlockCache
+from gateway.simulator.engine import EngineStats
 from gateway.simulator.prompt import TOKEN_BYTES, BlockHasher, EnginePrompt
 from gateway.simulator.sequence import EventTag
-from gateway.simulator.stats import EngineStats
 
 _MEDIUM = "gpu"
 _GROUP = 0

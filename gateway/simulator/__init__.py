@@ -22,7 +22,6 @@ is refused with vLLM's message. Where to look:
     engine         the step loop, and the wait for a request's tokens
     cache          blocks: hits, LRU eviction, reference counts
     offload        vLLM's CPU tier                   sim_lmcache      LMCache's chunks, in CPU memory and in a Redis
-    events         vLLM's KV events                  publisher        sends them over ZeroMQ, and replays them
-    metrics        vLLM's metrics                    stats            counts of one engine, which metrics shows
-    faults         failures on demand                sleep            sleep and pause
+    events         vLLM's KV events, and their publisher over ZeroMQ
+    metrics        vLLM's metrics                    faults           failures on demand
 """

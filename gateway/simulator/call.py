@@ -160,9 +160,8 @@ class Call:
 
     def _last_words(self, refused: RequestRefused) -> bytes:
         """The end of a stream whose engine has failed."""
-        if self.request.path == "/v1/messages":
-            return b"event: error\ndata: " + refused.body_for(self.request.path) + b"\n\n"
-        return b"data: " + refused.openai_body() + b"\n\ndata: [DONE]\n\n"
+        data = b"data: " + refused.body_for(self.request.path) + b"\n\n"
+        return b"event: error\n" + data if self.request.path == "/v1/messages" else data + b"data: [DONE]\n\n"
 
 
 def event(kind: str, data: dict[str, Any]) -> bytes:

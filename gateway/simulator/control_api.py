@@ -28,8 +28,7 @@ def kv_event_sources(replica: SimReplica) -> dict[int, Any]:
     """Each rank's publisher; empty if KV events are off."""
     if replica.settings.version < _EVENT_SOURCES_SINCE:
         raise not_found()
-    ranks = zip(replica.settings.ranks, replica.publishers, strict=False)  # there may be no publishers
-    return {rank: publisher.config() for rank, publisher in ranks}
+    return {publisher.rank: publisher.config() for publisher in replica.publishers}
 
 
 def load(replica: SimReplica) -> dict[str, int]:

@@ -10,9 +10,9 @@ becomes the first in the queue.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.simulator.answers import GeneratedAnswer
@@ -23,7 +23,6 @@ from gateway.simulator.offload import CpuTier
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.sequence import EventTag, SequenceState, TokenSequence
 from gateway.simulator.settings import SimSettings
-from gateway.simulator.stats import EngineStats
 
 if TYPE_CHECKING:
     from gateway.simulator.sim_lmcache import SimLmcache
@@ -34,15 +33,42 @@ _LOAD_COST = 0.1
 """The time to load a token from the CPU tier, as a part of the time to prefill it."""
 
 
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start; requests by how they finished (`stop`, `length`, `abort`)."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    external_queries_tokens: int = 0
+    external_hits_tokens: int = 0
+    preemptions: int = 0
+    prefills: int = 0
+    prefill_s: float = 0.0
+    prefill_computed_tokens: int = 0
+    decode_steps: int = 0
+    decode_s: float = 0.0
+    """The time between a token and the one before it, summed over all tokens but the first of each answer."""
+    blocks_stored: int = 0
+    blocks_evicted: int = 0
+
+    def prefilled(self, seconds: float, computed_tokens: int) -> None:
+        """A request has finished. Its prefill of the uncached tokens took this long since it was scheduled."""
+        self.prefills += 1
+        self.prefill_s += seconds
+        self.prefill_computed_tokens += computed_tokens
+
+
 class SimEngine:
-    """Calls `on_first_token` and `on_finish` with the seconds since the request arrived, and `publish` with the KV
-    events of each step that has any."""
+    """Calls `on_first_token` with the seconds since the request arrived, and `publish` with the KV events of each step
+    that has any."""
 
     def __init__(
         self,
         settings: SimSettings,
         on_first_token: Callable[[float], None],
-        on_finish: Callable[[float], None],
         publish: Callable[[list[Event]], None] | None = None,
         lmcache: SimLmcache | None = None,
         faults: Faults | None = None,
@@ -63,7 +89,6 @@ class SimEngine:
         """The time that storing chunks took in the last step."""
         self._settings = settings
         self._on_first_token = on_first_token
-        self._on_finish = on_finish
         self._work = asyncio.Event()
         self._is_paused = False
 
@@ -248,7 +273,6 @@ class SimEngine:
             self.cpu_tier.touch(sequence.hashes)
             self.stats.requests[sequence.answer.engine_reason] += 1
             self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - (sequence.cached_tokens or 0))
-            self._on_finish(now_s - sequence.arrived_s)
         sequence.notify(sequence)
 
     def _admit(self, sequence: TokenSequence, limit_tokens: int, loadable_tokens: int) -> int | None:
@@ -310,7 +334,6 @@ class SimEngine:
             if taken is None:
                 return False
             sequence.blocks += taken.blocks
-            self.stats.blocks_evicted += len(taken.evicted)
             self._events.evicted(taken.evicted)
         self._loaded_tokens += loaded_tokens
         first = sequence.computed // self.block_size

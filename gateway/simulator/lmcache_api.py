@@ -21,18 +21,15 @@ _REDIS_PORT = 6379
 def status(replica: SimReplica) -> dict[str, Any]:
     """Lists one registered engine for each rank, as if they used GPUs."""
     settings, told = replica.settings, _settings(replica)
-    adapters = []
-    if told.redis_url:
-        host, port, _ = _address(told.redis_url)
-        adapters.append(
-            {
-                "is_healthy": True,  # also if Redis does not answer
-                "type": "valkey",
-                "cluster_mode": False,
-                "startup_nodes": [{"host": host, "port": port}],
-                "key_prefix": told.key_prefix,
-            }
-        )
+    host, port, _ = _address(told)
+    adapter = {
+        "is_healthy": True,  # also if Redis does not answer
+        "type": "valkey",
+        "cluster_mode": False,
+        "startup_nodes": [{"host": host, "port": port}],
+        "key_prefix": told.key_prefix,
+    }
+    adapters = [adapter] if told.redis_url else []
     ranks = range(settings.data_parallel)
     layout = {"num_blocks": settings.num_gpu_blocks, "cache_size_per_token": told.kv_bytes_per_token}
     context = {"model_name": settings.model, "world_size": 1, "kv_cache_layout": layout}
@@ -51,19 +48,15 @@ def status(replica: SimReplica) -> dict[str, Any]:
 
 def config(replica: SimReplica) -> dict[str, Any]:
     told = _settings(replica)
-    adapters = []
-    if told.redis_url:
-        host, port, database = _address(told.redis_url)
-        adapters.append(
-            {
-                "startup_nodes": [[host, port]],
-                "cluster_mode": False,
-                "key_prefix": told.key_prefix,
-                "database_id": database,
-                "ttl_seconds": told.ttl_s,
-            }
-        )
-    return {"storage_manager": {"l2_adapter_config": {"adapters": adapters}}}
+    host, port, database = _address(told)
+    adapter = {
+        "startup_nodes": [[host, port]],
+        "cluster_mode": False,
+        "key_prefix": told.key_prefix,
+        "database_id": database,
+        "ttl_seconds": told.ttl_s,
+    }
+    return {"storage_manager": {"l2_adapter_config": {"adapters": [adapter] if told.redis_url else []}}}
 
 
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
@@ -78,7 +71,7 @@ def _settings(replica: SimReplica) -> SimLmcacheSettings:
     return replica.settings.lmcache
 
 
-def _address(redis_url: str) -> tuple[str, int, int]:
-    """Host, port and database."""
-    parts = urlsplit(redis_url)
+def _address(told: SimLmcacheSettings) -> tuple[str, int, int]:
+    """Redis' host, port and database."""
+    parts = urlsplit(told.redis_url or "")
     return parts.hostname or "127.0.0.1", parts.port or _REDIS_PORT, int(parts.path.strip("/") or 0)

@@ -11,16 +11,11 @@ from prometheus_client.registry import Collector
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.images import ImageReader
 from gateway.simulator.settings import SimSettings
-from gateway.simulator.sleep import Sleep
 
 _LABELS = ("model_name", "engine")
 _TTFT_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
-)  # fmt: skip
-_E2E_BUCKETS_S = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
 )  # fmt: skip
 _FINISHED_REASONS = ("stop", "length", "abort")
 
@@ -48,7 +43,7 @@ _PREFILLS = {
 
 
 class SimMetrics(Collector):
-    """One replica's registry. Engines write the two histograms; the other metrics are read from the engines."""
+    """One replica's registry. Engines write one histogram; the other metrics are read from the engines."""
 
     def __init__(self, settings: SimSettings, images: ImageReader) -> None:
         self._registry = CollectorRegistry()
@@ -57,21 +52,16 @@ class SimMetrics(Collector):
             "vllm:time_to_first_token_seconds", "Time to first token.", _LABELS,
             buckets=_TTFT_BUCKETS_S, registry=self._registry,
         )  # fmt: skip
-        self._e2e = Histogram(
-            "vllm:e2e_request_latency_seconds", "End to end request latency.", _LABELS,
-            buckets=_E2E_BUCKETS_S, registry=self._registry,
-        )  # fmt: skip
         self._settings = settings
         self._images = images
 
-    def observers(self, rank: int) -> tuple[Callable[[float], None], Callable[[float], None]]:
-        """The two callbacks of engine `rank`: the seconds to a request's first token, and to its end."""
-        labels = self._labels(rank)
-        return self._ttft.labels(*labels).observe, self._e2e.labels(*labels).observe
+    def observer(self, rank: int) -> Callable[[float], None]:
+        """The callback of engine `rank`: the seconds to a request's first token."""
+        return self._ttft.labels(*self._labels(rank)).observe
 
-    def watch(self, engines: Sequence[SimEngine], sleep: Sleep) -> None:
+    def watch(self, engines: Sequence[SimEngine], sleep_level: Callable[[], int | None]) -> None:
         self._engines = dict(zip(map(self._labels, self._settings.ranks), engines, strict=True))
-        self._sleep = sleep
+        self._sleep_level = sleep_level
         self._registry.register(self)
 
     def exposition(self) -> bytes:
@@ -108,7 +98,7 @@ class SimMetrics(Collector):
             "vllm:request_success", "Finished requests.", labels=(*_LABELS, "finished_reason")
         )
         asleep = GaugeMetricFamily("vllm:engine_sleep_state", "Engine sleep state.", labels=(*_LABELS, "sleep_state"))
-        level = self._sleep.level
+        level = self._sleep_level()
         for labels, engine in self._engines.items():
             for reason in _FINISHED_REASONS:
                 finished.add_metric((*labels, reason), engine.stats.requests[reason])

@@ -155,8 +155,6 @@ def extra_keys(prompt: EnginePrompt, block_size: int) -> dict[int, tuple[object,
 class BlockHasher:
     """Chains the hashes of a sequence's full blocks, over the prompt and then over what is generated."""
 
-    __slots__ = ("_block_size", "_extra", "_lora", "_parent", "hashes")
-
     def __init__(self, prompt: EnginePrompt, block_size: int) -> None:
         self.hashes: list[int] = []
         """64-bit hashes, shallow to deep."""
@@ -167,8 +165,6 @@ class BlockHasher:
 
     def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
         """The extra keys of each block from `first` up to `last`; None if a block has none."""
-        if not self._extra:
-            return [self._lora] * (last - first)
         return [self._extra.get(block, self._lora) for block in range(first, last)]
 
     def extend(self, tokens: bytes | bytearray) -> None:

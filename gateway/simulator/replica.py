@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.simulator.engine import Generation, SimEngine
 from gateway.simulator.errors import RequestRefused, bad_request, bad_value
+from gateway.simulator.events import EventPublisher
 from gateway.simulator.faults import Faults
 from gateway.simulator.images import ImageReader
 from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.prompt import EnginePrompt
-from gateway.simulator.publisher import EventPublisher
 from gateway.simulator.sampling import TokenLimit, token_limit
 from gateway.simulator.settings import SimSettings
-from gateway.simulator.sleep import Sleep
 from gateway.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 _RECENT = 64
 _STORED_RESPONSES = 1000
+_TAGS = frozenset({"weights", "kv_cache"})
 
 
 @dataclass(slots=True)
@@ -33,6 +33,67 @@ class StoredResponse:
     response: dict[str, Any]
     messages: list[Any]
     generation: Generation
+
+
+class Sleep:
+    """Whether one replica's engines sleep or are paused, as in vLLM 0.33 with VLLM_SERVER_DEV_MODE=1.
+
+    /health stays good. While the engines sleep, requests are taken and wait. While they are paused by `abort`, requests
+    are refused. A sleep from level 1 on clears the caches, and so does a pause unless told otherwise. No step runs
+    then, so the event that says so comes with the first step after the wake-up. The metric tells of sleep, /is_sleeping
+    of both.
+    """
+
+    def __init__(self, engines: Sequence[SimEngine]) -> None:
+        self._engines = engines
+        self._sleeping_tags: frozenset[str] = frozenset()
+        self._refuses = False
+        self.is_paused = False
+        self.level: int | None = None
+        """As the metric tells it; None while it says that the engines are awake."""
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self.is_paused or bool(self._sleeping_tags)
+
+    def refuse_if_paused(self) -> None:
+        """Raises a 503."""
+        if self._refuses:
+            message = "Generation is paused. Please retry after it resumes."
+            raise RequestRefused(503, message, None, "ServiceUnavailableError")
+
+    def sleep(self, level: int, mode: str) -> None:
+        self._pause(mode, clear_cache=level >= 1)
+        if level >= 1:
+            self._sleeping_tags = _TAGS
+        self.level = level
+
+    def wake_up(self, tags: Sequence[str]) -> bool:
+        """Whether all is awake. Without tags, all wakes up."""
+        self._sleeping_tags -= frozenset(tags) or _TAGS
+        if self._sleeping_tags:
+            return False
+        self.level = None
+        self.resume()
+        return True
+
+    def pause(self, mode: str, clear_cache: bool) -> None:
+        self._pause(mode, clear_cache)
+        self._refuses = mode != "keep"
+
+    def resume(self) -> None:
+        self._refuses = self.is_paused = False
+        for engine in self._engines:
+            engine.set_paused(False)
+
+    def _pause(self, mode: str, clear_cache: bool) -> None:
+        self.is_paused = True
+        for engine in self._engines:
+            engine.set_paused(True)
+            if mode == "abort":
+                engine.abort_all()
+            if clear_cache:
+                engine.reset_caches()
 
 
 class SimReplica:
@@ -46,7 +107,7 @@ class SimReplica:
         self.engines = [
             SimEngine(
                 settings,
-                *self.metrics.observers(rank),
+                self.metrics.observer(rank),
                 publish=self.publishers[place].publish if settings.events else None,
                 lmcache=self.lmcache,
                 faults=self.faults,
@@ -54,7 +115,7 @@ class SimReplica:
             for place, rank in enumerate(settings.ranks)
         ]
         self.sleep = Sleep(self.engines)
-        self.metrics.watch(self.engines, self.sleep)
+        self.metrics.watch(self.engines, lambda: self.sleep.level)
         self.tasks = Tasks()
         self.adapters = list(settings.adapters)
         self.recent: deque[tuple[dict[str, Any], Generation]] = deque(maxlen=_RECENT)
@@ -122,13 +183,10 @@ class SimReplica:
             "waiting": sum(len(engine.waiting) for engine in self.engines),
             "requests": self.num_requests,
             "aborted": sum(each.requests["abort"] for each in stats),
-            "preempted": sum(each.preemptions for each in stats),
             "blocks_used": sum(engine.cache.num_held for engine in self.engines),
-            "blocks_cached": sum(engine.cache.num_cached for engine in self.engines),
             "block_hashes": len(set().union(*(engine.cache.hashes() for engine in self.engines))),
             "cpu_blocks": sum(len(engine.cpu_tier) for engine in self.engines),
             "blocks_stored": sum(each.blocks_stored for each in stats),
-            "blocks_evicted": sum(each.blocks_evicted for each in stats),
             "prompt_tokens": sum(each.prefix_queries_tokens for each in stats),
             "cached_tokens": sum(each.prefix_hits_tokens + each.external_hits_tokens for each in stats),
             "lmcache": None if self.lmcache is None else self.lmcache.stats,

@@ -41,9 +41,8 @@ class SimLmcache:
 
     def __init__(self, settings: SimLmcacheSettings, model: str, speed: float) -> None:
         """`model` is the name that the replica was started with."""
-        self.stats = dict.fromkeys(("fetched_bytes", "kept_bytes", "held_bytes", "sent_bytes"), 0)
-        """Bytes of KV since the start: fetched from Redis, stored in CPU memory without chunks that were there, held in
-        CPU memory now, sent to Redis."""
+        self.stats = dict.fromkeys(("fetched_bytes", "held_bytes", "sent_bytes"), 0)
+        """Bytes of KV: fetched from Redis since the start, held in CPU memory now, sent to Redis since the start."""
         self._settings = settings
         self._names = ChunkNames(settings.key_prefix, model, settings.chunk_tokens)
         self._cpu: OrderedDict[str, None] = OrderedDict()
@@ -156,7 +155,6 @@ class SimLmcache:
     def _keep_in_cpu(self, names: Sequence[str]) -> None:
         if not self._cpu_chunks:
             return
-        self.stats["kept_bytes"] += sum(name not in self._cpu for name in names) * self._settings.chunk_kv_bytes
         for name in reversed(names):
             self._cpu[name] = None
             self._cpu.move_to_end(name)

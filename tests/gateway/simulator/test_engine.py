@@ -19,7 +19,7 @@ def an_engine(published: list[Batch] | None = None, **settings: Any) -> SimEngin
     """An engine. If `published` is given, the engine appends its batches of KV events to it."""
     defaults = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 32}
     publish = None if published is None else lambda events: published.append(decode(payload(events, 0)))
-    return SimEngine(SimSettings(**{**defaults, **settings}), lambda _: None, lambda _: None, publish)
+    return SimEngine(SimSettings(**{**defaults, **settings}), lambda _: None, publish)
 
 
 def generate(

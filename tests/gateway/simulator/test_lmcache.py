@@ -132,7 +132,7 @@ async def test_a_prompt_whose_chunks_are_being_fetched_does_not_hold_up_those_be
     settings = SimSettings(block_size=4, num_gpu_blocks=64, speed=0, lmcache=in_redis(server))
     assert settings.lmcache is not None
     lmcache = SimLmcache(settings.lmcache, "m", 0)
-    engine = SimEngine(settings, lambda _: None, lambda _: None, lmcache=lmcache)
+    engine = SimEngine(settings, lambda _: None, lmcache=lmcache)
     first, second = submit(engine, "a", CHUNK), submit(engine, "b", 2)  # the second has no full chunk
     assert engine.schedule()[1] == 2
     assert list(engine.waiting) == first.sequences
@@ -157,7 +157,7 @@ def test_copies_to_and_from_cpu_memory_take_the_time_of_their_rates() -> None:
 
     async def first_tokens_s() -> list[float]:
         waits: list[float] = []
-        engine = SimEngine(settings, waits.append, lambda _: None, lmcache=SimLmcache(told, "m", 1))
+        engine = SimEngine(settings, waits.append, lmcache=SimLmcache(told, "m", 1))
         running = asyncio.ensure_future(engine.run())
         for prompt in ("a", "b", "a"):
             engine.clear_cache()

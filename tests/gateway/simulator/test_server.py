@@ -25,7 +25,6 @@ _METRICS = [
     "vllm:generation_tokens_total",
     "vllm:request_success_total",
     "vllm:time_to_first_token_seconds_bucket",
-    "vllm:e2e_request_latency_seconds_count",
     "vllm:cache_config_info",
     "process_start_time_seconds",
 ]
