@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import cookie_parser
 
-from gateway.console.sessions import COOKIE, Sessions, check_token
+from gateway.console.sessions import COOKIE, Sessions
 from gateway.http.exchange import Exchange
 from gateway.relay.proxy import Proxy
 from gateway.request.keyring import Caller
@@ -29,6 +29,4 @@ class Asking:
     async def _identify(self, exchange: Exchange) -> Caller:
         """Whose session it is. Raises ApiError if there is none, or if no page of it sends the request."""
         cookie = cookie_parser(exchange.headers.get("cookie", "")).get(COOKIE, "")
-        caller = await self._sessions.logged_in(cookie)
-        check_token(self._sessions, cookie, exchange.headers.get("x-kvgate-csrf", ""))
-        return caller
+        return await self._sessions.acting(cookie, exchange.headers.get("x-kvgate-csrf", ""))

@@ -19,7 +19,7 @@ from gateway.console.cluster import ClusterView
 from gateway.console.findings import Findings
 from gateway.console.guesses import Guesses
 from gateway.console.prefixes import Prefixes
-from gateway.console.sessions import COOKIE, LASTS_S, Sessions, check_token
+from gateway.console.sessions import COOKIE, LASTS_S, Sessions
 from gateway.control.decisions import Decisions
 from gateway.control.operations import Operations, store_away
 from gateway.control.routes import ExplainRoute, refuse_other_origins
@@ -58,8 +58,7 @@ def add_console(
     assets = {name: kind for name in texts if (kind := _TYPES.get(name[name.rfind(".") :]))}
     _add_login(app, sessions, logins, texts["login.html"])
     _add_live(app, sessions, Shown(cluster, decisions, findings), is_over)
-    _add_asks(app, sessions, prefixes, explained)
-    _add_drains(app, sessions, operations)
+    _add_acts(app, sessions, prefixes, explained, operations)
 
     @app.get("/console")
     async def page(request: Request) -> Response:
@@ -85,7 +84,7 @@ class Shown(NamedTuple):
 def _add_live(app: FastAPI, sessions: Sessions, shown: Shown, is_over: Callable[[], bool]) -> None:
     @app.get("/console/live")
     async def live(request: Request) -> Response:
-        await _caller(sessions, request)
+        await sessions.logged_in(_cookie(request))
         shown.decisions.refuse_too_many()
 
         async def is_allowed() -> bool:
@@ -98,30 +97,25 @@ def _add_live(app: FastAPI, sessions: Sessions, shown: Shown, is_over: Callable[
         return StreamingResponse(events, headers=_HEADERS | {"x-accel-buffering": "no"}, media_type="text/event-stream")
 
 
-def _add_asks(app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: ExplainRoute) -> None:
+def _add_acts(
+    app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: ExplainRoute, operations: Operations
+) -> None:
     @app.get("/console/prefixes")
     async def show_prefixes(request: Request) -> Response:
-        await _caller(sessions, request)
+        await sessions.logged_in(_cookie(request))
         try:
-            found = await prefixes.look()
+            return _json(await prefixes.look())
         except StoreError as error:
             raise store_away(error) from None
-        return Response(found, headers=_HEADERS, media_type="application/json")
 
     @app.post("/console/explain")
     async def explain(request: Request) -> Response:
-        caller = await _caller(sessions, request)
-        _check_token(sessions, request)
-        return await explained(request, caller, None)
+        return await explained(request, await _acting(sessions, request), None)
 
-
-def _add_drains(app: FastAPI, sessions: Sessions, operations: Operations) -> None:
     async def drain(request: Request, name: str, *, is_over: bool) -> Response:
-        await _caller(sessions, request)
-        _check_token(sessions, request)
+        await _acting(sessions, request)
         refuse_other_origins(request)  # without API keys, there is no token
-        told = orjson.dumps(await operations.drain(name, is_over=is_over))
-        return Response(told, headers=_HEADERS, media_type="application/json")
+        return _json(orjson.dumps(await operations.drain(name, is_over=is_over)))
 
     @app.post("/console/replicas/{name}/drain")
     async def begin(request: Request, name: str) -> Response:
@@ -160,8 +154,7 @@ def _add_login(app: FastAPI, sessions: Sessions, logins: FastCounter, form: str)
 
     @app.post("/console/logout")
     async def logout(request: Request) -> Response:
-        await _caller(sessions, request)
-        _check_token(sessions, request)
+        await _acting(sessions, request)
         await sessions.end(_cookie(request))
         answer = Response(status_code=204, headers=_HEADERS)
         answer.delete_cookie(COOKIE, path="/console", httponly=True, samesite="strict")
@@ -229,13 +222,8 @@ async def _key_in(request: Request) -> str:
     return parse_qs(body.decode("latin-1"), encoding="latin-1").get("key", [""])[0].strip()
 
 
-async def _caller(sessions: Sessions, request: Request) -> Caller:
-    """Whose session it is. Raises ApiError if there is none."""
-    return await sessions.logged_in(_cookie(request))
-
-
-def _check_token(sessions: Sessions, request: Request) -> None:
-    check_token(sessions, _cookie(request), request.headers.get("x-kvgate-csrf", ""))
+async def _acting(sessions: Sessions, request: Request) -> Caller:
+    return await sessions.acting(_cookie(request), request.headers.get("x-kvgate-csrf", ""))
 
 
 def _cookie(request: Request) -> str:
@@ -244,3 +232,7 @@ def _cookie(request: Request) -> str:
 
 def _html(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(text, status, {**_HEADERS, **(headers or {})}, "text/html")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, headers=_HEADERS, media_type="application/json")

@@ -28,12 +28,6 @@ _GOOD_S, _DOUBTED_S = 10.0, 1.0
 """How long a secret that was read is good: less long if a cookie's signature is not by it."""
 
 
-def check_token(sessions: Sessions, cookie: str, token: str) -> None:
-    """Raises ApiError unless a page of this session sends the request."""
-    if not sessions.is_token(cookie, token):
-        raise ApiError(403, "invalid_token", "x-kvgate-csrf: reload the page, and try again.")
-
-
 class Sessions:
     """One gateway's side of them."""
 
@@ -106,9 +100,13 @@ class Sessions:
         """What a page of this session sends with each action, and a page of another origin does not know."""
         return self._signed(f"csrf {cookie}", "") if self._secret else ""
 
-    def is_token(self, cookie: str, token: str) -> bool:
-        """Whether it is that one. Without API keys there is none: then anybody may call the API, too."""
-        return self._keyring.is_open or (token.isascii() and self._is_signed(f"csrf {cookie}", "", token))
+    async def acting(self, cookie: str, token: str) -> Caller:
+        """Whose session it is. Raises ApiError if there is none, or if no page of it has sent the request with this
+        token. Without API keys there is none: then anybody may call the API, too."""
+        caller = await self.logged_in(cookie)
+        if not (self._keyring.is_open or (token.isascii() and self._is_signed(f"csrf {cookie}", "", token))):
+            raise ApiError(403, "invalid_token", "x-kvgate-csrf: reload the page, and try again.")
+        return caller
 
     def _is_signed(self, text: str, key: str, signature: str) -> bool:
         return bool(self._secret) and hmac.compare_digest(self._signed(text, key), signature)

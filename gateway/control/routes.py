@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -158,38 +158,34 @@ def refuse_other_origins(request: Request) -> None:
 
 
 def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> None:
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:
         refuse_other_origins(request)
         _refuse_others(keyring, request)
 
-    @app.api_route("/v1/demand", methods=_GET_OR_HEAD)
-    async def demand(request: Request, model: str | None = None) -> Response:
-        check(request)
+    admins = partial(app.api_route, dependencies=[Depends(check)])
+
+    @admins("/v1/demand", methods=_GET_OR_HEAD)
+    async def demand(model: str | None = None) -> Response:
         return _json(200, await operations.demand(model))
 
-    @app.api_route("/v1/queue", methods=_GET_OR_HEAD)
-    async def queue(request: Request) -> Response:
-        check(request)
+    @admins("/v1/queue", methods=_GET_OR_HEAD)
+    async def queue() -> Response:
         return _json(200, await operations.queue())
 
-    @app.api_route("/v1/replicas", methods=_GET_OR_HEAD)
-    async def replicas(request: Request) -> Response:
-        check(request)
+    @admins("/v1/replicas", methods=_GET_OR_HEAD)
+    async def replicas() -> Response:
         return _json(200, {"replicas": await operations.replicas()})
 
-    @app.api_route("/v1/replicas/{name}", methods=_GET_OR_HEAD)
-    async def replica(request: Request, name: str) -> Response:
-        check(request)
+    @admins("/v1/replicas/{name}", methods=_GET_OR_HEAD)
+    async def replica(name: str) -> Response:
         return _json(200, await operations.replica(name))
 
-    @app.post("/v1/replicas/{name}/drain")
-    async def drain(request: Request, name: str) -> Response:
-        check(request)
+    @admins("/v1/replicas/{name}/drain", methods=["POST"])
+    async def drain(name: str) -> Response:
         return _json(200, await operations.drain(name, is_over=False))
 
-    @app.post("/v1/replicas/{name}/undrain")
-    async def undrain(request: Request, name: str) -> Response:
-        check(request)
+    @admins("/v1/replicas/{name}/undrain", methods=["POST"])
+    async def undrain(name: str) -> Response:
         return _json(200, await operations.drain(name, is_over=True))
 
 
