@@ -55,6 +55,17 @@ def console_secret_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:console_secret"
 
 
+def _key(name: str) -> cached_property[str]:
+    """A key that a pool has once."""
+    return cached_property(lambda keys: f"{keys._base}:{name}")  # noqa: SLF001
+
+
+def _keys(kind: str) -> cached_property[Callable[[str], str]]:
+    """Spells the keys of one kind, such as `own:<key>`, in the fastest way there is: whole chains are spelled on the
+    request path."""
+    return cached_property(lambda keys: f"{keys._base}:{kind}:".__add__)  # noqa: SLF001
+
+
 @dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
@@ -74,210 +85,68 @@ class PoolKeys:
         """Never written: it tells the slot of all keys of the pool."""
         return f"{self._base}:-"
 
-    @cached_property
-    def history(self) -> str:
-        return f"{self._base}:history"
+    history = _key("history")
+    first_tokens = _key("first_tokens")
+    replicas = _key("replicas")
+    breakers = _key("breakers")
+    active = _key("active")
+    backlog_tokens = _key("backlog_tokens")
+    owned_tokens = _key("owned_tokens")
+    turn = _key("turn")
+    gateways = _key("gateways")
+    lost_gateways = _key("lost_gateways")
+    reaped = _key("reaped")
+    leases = _key("leases")
+    agents = _key("agents")
+    engines = _key("engines")
+    progress = _key("progress")
+    asks = _key("asks")
+    reports = _key("reports")
+    entries = _key("entries")
+    restating = _key("restating")
+    cursors = _key("cursors")
+    unreadable = _key("unreadable")
+    tiers = _key("tiers")
+    subsets = _key("subsets")
+    subsets_of = _key("subsets_of")
+    subset_active = _key("subset_active")
+    forgotten = _key("forgotten")
+    draining = _key("draining")
+    view = _key("view")
+    view_changes = _key("view_changes")
+    waiting = _key("waiting")
+    waiting_tokens = _key("waiting_tokens")
+    holds = _key("holds")
+    rates = _key("rates")
+    speeds = _key("speeds")
+    fair = _key("fair")
+    paces = _key("paces")
+    patient = _key("patient")
+    bound = _key("bound")
+    """The base of `bound:0` and `bound:1`: see pool/placed_chains.py."""
 
-    @cached_property
-    def first_tokens(self) -> str:
-        return f"{self._base}:first_tokens"
-
-    @cached_property
-    def replicas(self) -> str:
-        return f"{self._base}:replicas"
-
-    @cached_property
-    def breakers(self) -> str:
-        return f"{self._base}:breakers"
-
-    @cached_property
-    def active(self) -> str:
-        return f"{self._base}:active"
-
-    @cached_property
-    def backlog_tokens(self) -> str:
-        return f"{self._base}:backlog_tokens"
-
-    @cached_property
-    def owned_tokens(self) -> str:
-        return f"{self._base}:owned_tokens"
-
-    @cached_property
-    def turn(self) -> str:
-        return f"{self._base}:turn"
-
-    @cached_property
-    def gateways(self) -> str:
-        return f"{self._base}:gateways"
-
-    @cached_property
-    def lost_gateways(self) -> str:
-        return f"{self._base}:lost_gateways"
-
-    @cached_property
-    def reaped(self) -> str:
-        return f"{self._base}:reaped"
-
-    @cached_property
-    def leases(self) -> str:
-        return f"{self._base}:leases"
-
-    @cached_property
-    def agents(self) -> str:
-        return f"{self._base}:agents"
-
-    @cached_property
-    def engines(self) -> str:
-        return f"{self._base}:engines"
-
-    @cached_property
-    def progress(self) -> str:
-        return f"{self._base}:progress"
-
-    @cached_property
-    def asks(self) -> str:
-        return f"{self._base}:asks"
-
-    @cached_property
-    def reports(self) -> str:
-        return f"{self._base}:reports"
-
-    @cached_property
-    def entries(self) -> str:
-        return f"{self._base}:entries"
-
-    @cached_property
-    def restating(self) -> str:
-        return f"{self._base}:restating"
-
-    @cached_property
-    def cursors(self) -> str:
-        return f"{self._base}:cursors"
-
-    @cached_property
-    def unreadable(self) -> str:
-        return f"{self._base}:unreadable"
-
-    @cached_property
-    def tiers(self) -> str:
-        return f"{self._base}:tiers"
-
-    @cached_property
-    def subsets(self) -> str:
-        return f"{self._base}:subsets"
-
-    @cached_property
-    def subsets_of(self) -> str:
-        return f"{self._base}:subsets_of"
-
-    @cached_property
-    def subset_active(self) -> str:
-        return f"{self._base}:subset_active"
-
-    def subset(self, digest: str) -> str:
-        return f"{self._base}:subset:{digest}"
-
-    @cached_property
-    def forgotten(self) -> str:
-        return f"{self._base}:forgotten"
-
-    @cached_property
-    def draining(self) -> str:
-        return f"{self._base}:draining"
-
-    @cached_property
-    def view(self) -> str:
-        return f"{self._base}:view"
-
-    @cached_property
-    def view_changes(self) -> str:
-        return f"{self._base}:view_changes"
-
-    @cached_property
-    def waiting(self) -> str:
-        return f"{self._base}:waiting"
-
-    @cached_property
-    def waiting_tokens(self) -> str:
-        return f"{self._base}:waiting_tokens"
-
-    @cached_property
-    def holds(self) -> str:
-        return f"{self._base}:holds"
-
-    @cached_property
-    def rates(self) -> str:
-        return f"{self._base}:rates"
-
-    @cached_property
-    def speeds(self) -> str:
-        return f"{self._base}:speeds"
-
-    @cached_property
-    def fair(self) -> str:
-        return f"{self._base}:fair"
-
-    @cached_property
-    def paces(self) -> str:
-        return f"{self._base}:paces"
-
-    @cached_property
-    def patient(self) -> str:
-        return f"{self._base}:patient"
+    own = _keys("own")
+    subset = _keys("subset")
+    seats = _keys("seats")
+    turns = _keys("turns")
+    charges = _keys("charges")
+    budgets = _keys("budgets")
+    grants = _keys("grants")
+    heard = _keys("heard")
+    chunk = _keys("chunk")
+    events = _keys("events")
+    measured = _keys("measured")
+    flight = _keys("flight")
+    held = _keys("held")
+    response = _keys("response")
 
     @cached_property
     def tenants(self) -> str:
         """Of all pools, where one script can use their keys."""
         return f"{self._base if self.is_in_cluster else prefix(self.namespace)}:tenants"
 
-    def seats(self, gateway: str) -> str:
-        return f"{self._base}:seats:{gateway}"
-
-    def turns(self, line: str) -> str:
-        return f"{self._base}:turns:{line}"
-
     def line(self, line: str, tenant: str) -> str:
         return f"{self._base}:line:{line} {tenant}"
 
-    def charges(self, gateway: str) -> str:
-        return f"{self._base}:charges:{gateway}"
-
-    def budgets(self, gateway: str) -> str:
-        return f"{self._base}:budgets:{gateway}"
-
-    def grants(self, gateway: str) -> str:
-        return f"{self._base}:grants:{gateway}"
-
-    def heard(self, gateway: str) -> str:
-        return f"{self._base}:heard:{gateway}"
-
-    def chunk(self, key: str) -> str:
-        return f"{self._base}:chunk:{key}"
-
-    def events(self, replica: str) -> str:
-        return f"{self._base}:events:{replica}"
-
-    def measured(self, replica: str) -> str:
-        return f"{self._base}:measured:{replica}"
-
-    def flight(self, gateway: str) -> str:
-        return f"{self._base}:flight:{gateway}"
-
-    def held(self, replica: str) -> str:
-        return f"{self._base}:held:{replica}"
-
-    @cached_property
-    def own(self) -> Callable[[str], str]:
-        """Spells `own:<key>`: the fastest way there is, as whole chains are spelled on the request path."""
-        return f"{self._base}:own:".__add__
-
-    @cached_property
-    def bound(self) -> str:
-        """The base of `bound:0` and `bound:1`: see pool/placed_chains.py."""
-        return f"{self._base}:bound"
-
     def bound_slot(self, slot: int) -> str:
         return f"{self.bound}:{slot}"
-
-    def response(self, response_id: str) -> str:
-        return f"{self._base}:response:{response_id}"
