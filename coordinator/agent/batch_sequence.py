@@ -58,18 +58,14 @@ class _Held:
 class BatchSequence:
     """Puts the live batches and the replays of one engine into one order. A batch that cannot be decoded is None."""
 
-    def __init__(self, start_seq: int = 0) -> None:
-        self.expected = start_seq
+    def __init__(self) -> None:
+        self.expected = 0
         self.asking = True
         """Whether a replay is wanted; if so, a replay that is under way must be abandoned."""
-        self.duplicates = 0
-        self.gaps = 0
-        """Replays that were requested because a live batch was not the next one."""
-        self.undecodable = 0
         self._last_ts: float | None = None
         self._newest_ts: float | None = None
         """The latest of this process. The engine's clock may be set back, so it can differ from `_last_ts`."""
-        self._proven = start_seq == 0
+        self._proven = True
         """Whether a batch has shown that the engine is the process in which `expected` counts."""
         self._held: _Held | None = None
         # Of the replay that is under way:
@@ -102,7 +98,6 @@ class BatchSequence:
         if self._is_of_another_process(batch):
             self._held = _Held(seq, batch, suspect=False)
             return [self._restart()]
-        self.duplicates += 1
         return []
 
     def ask(self) -> int:
@@ -112,8 +107,6 @@ class BatchSequence:
         self._anchor = (self.expected - 1, self._last_ts)
         self._last_reply = None
         self._has_advanced = False
-        if self._held is not None and self._held is not self._in_question and self._held.seq > self.expected:
-            self.gaps += 1
         self._in_question = self._held
         return max(self.expected - 1, 0)
 
@@ -129,7 +122,6 @@ class BatchSequence:
             self._note(seq, batch)
         self._proven = True
         if seq < self.expected:
-            self.duplicates += int(seq != anchor_seq)
             return []
         lost: list[Item] = []
         if seq > self.expected:
@@ -165,7 +157,6 @@ class BatchSequence:
         if held.suspect and not self._proven:
             self._held = _Held(held.seq, held.batch, suspect=False)
             return [self._restart()]
-        self.duplicates += 1
         return []
 
     def _is_out_of_time(self, batch: Batch | None) -> bool:
@@ -174,8 +165,6 @@ class BatchSequence:
 
     def _is_of_another_process(self, batch: Batch | None) -> bool:
         """Whether a live batch with a number that was received before comes from another process of the engine."""
-        if not self._proven and self._newest_ts is None:
-            return True  # the number was received before this sequence began, but the batch was published only now
         return batch is not None and self._newest_ts is not None and batch.ts > self._newest_ts
 
     def _take(self, seq: int, batch: Batch | None) -> Item:
@@ -183,7 +172,6 @@ class BatchSequence:
         self._proven = True
         self._last_ts = None
         if batch is None:
-            self.undecodable += 1
             return Lost(seq, seq + 1)
         self._note(seq, batch)
         return Received(seq, batch)

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from coordinator.agent.batch_sequence import BatchSequence, Item, Lost, Received, Restarted
+from coordinator.agent.batch_sequence import BatchSequence, Item, Restarted
 from coordinator.agent.kv_events import Batch, EventError, decode
 
 _END_SEQ = -1
@@ -31,8 +31,8 @@ _KEEPALIVE_S = 10
 class Feed:
     """One engine's batches, in order, each exactly once. It also yields which batches are lost, and restarts.
 
-    The endpoints are those of one rank, to connect to. `start_seq` is the first batch that is wanted. Without a
-    `replay_endpoint` every gap is lost; give none for an engine that keeps no ring.
+    The endpoints are those of one rank, to connect to. Without a `replay_endpoint` every gap is lost;
+    give none for an engine that keeps no ring.
 
     When nothing comes for `idle_s`, the engine is asked for a replay: that finds a dropped last batch, and a restarted
     engine. A replay that is silent for `replay_timeout_s` is given up; only batches after a gap wait for it. At most
@@ -43,7 +43,6 @@ class Feed:
         self,
         events_endpoint: str,
         replay_endpoint: str | None,
-        start_seq: int = 0,
         *,
         hwm: int = 100_000,
         idle_s: float = 1.0,
@@ -54,32 +53,12 @@ class Feed:
         self._hwm = hwm
         self._idle_s = idle_s
         self._replay_timeout_s = replay_timeout_s
-        self._sequence = BatchSequence(start_seq)
+        self._sequence = BatchSequence()
         self._replay_deadline_s: float | None = None
         """Event loop time; None while no replay is under way."""
         self._is_replay_sound = True
         self.heard_s: float | None = None
         """When the last batch or answer to a replay came (monotonic time)."""
-        self.batches = 0
-        self.replayed = 0
-        """The part of `batches` that came by replays."""
-        self.lost = 0
-        """Lost batches, including those that could not be decoded."""
-
-    @property
-    def duplicates(self) -> int:
-        """Batches that came twice, or too late."""
-        return self._sequence.duplicates
-
-    @property
-    def gaps(self) -> int:
-        """Live batches that were not the next one, and that no replay under way covered."""
-        return self._sequence.gaps
-
-    @property
-    def undecodable(self) -> int:
-        """Batches whose payload is not a batch of KV events; each is lost."""
-        return self._sequence.undecodable
 
     async def items(self) -> AsyncGenerator[Item, None]:
         """Yields batches as they come, without end. Iterate once; close it (`aclosing`) to close the connections.
@@ -91,7 +70,6 @@ class Feed:
         try:
             while True:
                 for item in await self._step(sockets):
-                    self._count(item)
                     yield item
         finally:
             sockets.close()
@@ -145,7 +123,6 @@ class Feed:
             self._replay_deadline_s = _now_s() + self._replay_timeout_s
         if Restarted() in items:
             sockets.resubscribe()
-        self.replayed += sum(isinstance(item, Received) for item in items)
         return items
 
     def _end_replay(self, sockets: _Sockets, *, complete: bool) -> list[Item]:
@@ -156,12 +133,6 @@ class Feed:
         if complete and Restarted() in items:
             sockets.resubscribe()
         return items
-
-    def _count(self, item: Item) -> None:
-        if isinstance(item, Received):
-            self.batches += 1
-        elif isinstance(item, Lost):
-            self.lost += item.next_seq - item.first_seq
 
 
 class _Source(Enum):

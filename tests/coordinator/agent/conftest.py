@@ -31,10 +31,10 @@ async def read() -> AsyncIterator[Read]:
     not time out within a test."""
     readers: list[Reader] = []
 
-    def start(engine: Publisher, start_seq: int = 0, *, replays: bool = True, **options: float) -> Reader:
+    def start(engine: Publisher, *, replays: bool = True, **options: float) -> Reader:
         endpoint = engine.replay_endpoint if replays else None
         options = {"idle_s": LONG_S, "replay_timeout_s": LONG_S, **options}
-        feed = Feed(engine.events_endpoint, endpoint, start_seq, **options)  # type: ignore[arg-type]
+        feed = Feed(engine.events_endpoint, endpoint, **options)  # type: ignore[arg-type]
         readers.append(Reader(feed))
         return readers[-1]
 

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from coordinator.agent.feed import Received
+from coordinator.agent.batch_sequence import Received
 from coordinator.agent.kv_events import decode
 from gateway.tasks import Tasks
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import aclosing
 
-from coordinator.agent.feed import Feed, Item
+from coordinator.agent.batch_sequence import Item
+from coordinator.agent.feed import Feed
 from gateway.tasks import Tasks
 from tests.polling import eventually
 

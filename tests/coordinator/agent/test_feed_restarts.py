@@ -6,24 +6,12 @@ from contextlib import aclosing
 
 import pytest
 
-from coordinator.agent.feed import Feed, Item, Lost, Received, Restarted
+from coordinator.agent.batch_sequence import Item, Lost, Received, Restarted
+from coordinator.agent.feed import Feed
 from gateway.tasks import Tasks
 from tests.coordinator.agent.publisher import Publisher
 from tests.coordinator.agent.reader import PATIENT_S, SOON_S, Read
 from tests.polling import eventually
-
-
-async def test_an_engine_that_never_came_as_far_as_the_feed_began_again(engine: Publisher, read: Read) -> None:
-    published = await engine.publish(3)
-    await read(engine, 5).reads([Restarted(), *published])
-
-
-async def test_an_engine_that_came_exactly_as_far_as_the_feed_is_the_same(engine: Publisher, read: Read) -> None:
-    await engine.publish(5)
-    reader = read(engine, 5)
-    await engine.subscribed.wait()
-    await eventually(lambda: engine.asked)
-    await reader.reads([*await engine.publish()])
 
 
 async def test_a_restarted_engine_is_noticed_while_idle(engine: Publisher, read: Read) -> None:
@@ -107,10 +95,10 @@ async def test_what_a_slow_reader_had_not_read_of_an_engine_that_died_is_not_the
     async with aclosing(feed.items()) as items:
         assert [await anext(items) for _ in before] == before
         await engine.subscribed.wait()
-        fast = read(engine, 3)
+        fast = read(engine)
         await eventually(lambda: len(engine.asked) > 1)
         unread = await engine.publish(20)
-        await fast.reads([*unread])  # so the engine has sent them all
+        await fast.reads([*before, *unread])  # so the engine has sent them all
         await fast.close()
         await engine.restart()
         after = await engine.publish(count, is_dropped=True)
@@ -131,4 +119,3 @@ async def test_what_a_slow_reader_had_not_read_of_an_engine_that_died_is_not_the
         await eventually(lambda: len(engine.asked) > asked + 5)
         await tasks.close()
     assert rest == after
-    assert feed.gaps <= 1  # unread batches are dropped at once, not compared one by one
