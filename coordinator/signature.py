@@ -37,9 +37,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -112,36 +112,15 @@ def read_signature(script: str, text: str) -> Signature:
                 raise ValueError(f"{script}.lua: {line} is under no section")
             found[section] += _parameters(script, section, declared[1], declared[2].partition(": ")[0])
     layout = blake3(header[0].encode() if header else b"").hexdigest(4)
-    signature = Signature(script, tuple(found["KEYS"]), tuple(found["ARGV"]), tuple(found["SETTINGS"]), layout)
-    _check(signature)
-    return signature
+    return Signature(script, tuple(found["KEYS"]), tuple(found["ARGV"]), tuple(found["SETTINGS"]), layout)
 
 
-def _check(signature: Signature) -> None:
-    """Raises ValueError if values could not be told apart."""
-    single = {one.name: one.kind for one in signature.args if not one.is_many}
-    for one in (*signature.keys, *signature.args):
-        if one.count and single.get(one.count) != "number":
-            raise ValueError(f"{signature.script}.lua: {one.count} is no number among the arguments")
-        if one.is_many and one.kind in _LUA_VALUES:
-            raise ValueError(f"{signature.script}.lua: {one.name} can only be text")
-    for parameters in (signature.keys, signature.args):
-        for one, following in pairwise(parameters):
-            if one.is_many and not (one.count and following.is_many):
-                raise ValueError(f"{signature.script}.lua: nothing can follow {one.name}")
-
-
-def _parameters(script: str, section: str, kind: str, names: str) -> list[Parameter]:
-    found, at = list[Parameter](), 0
-    while at < len(names):
-        name = _NAME.match(names, at)
-        if name is None or kind not in _KINDS[section]:
-            raise ValueError(f"{script}.lua: cannot read the header at {kind} {names[at:]}")
-        fields = tuple(name[3].split(", ")) if name[3] else ()
-        is_many = bool(name[4] or name[5])
-        found.append(Parameter(kind, name[1], name[2] or "", fields, is_many, name[5] or ""))
-        at = name.end()
-    return found
+def _parameters(script: str, section: str, kind: str, names: str) -> Iterator[Parameter]:
+    found = list(_NAME.finditer(names))
+    if kind not in _KINDS[section] or "".join(each[0] for each in found) != names:
+        raise ValueError(f"{script}.lua: cannot read the header at {kind} {names}")
+    for name, of, fields, all_left, count in (each.groups(default="") for each in found):
+        yield Parameter(kind, name, of, tuple(fields.split(", ")) if fields else (), bool(all_left or count), count)
 
 
 def lua_locals(signature: Signature, settings: Mapping[str, str | float] | None = MappingProxyType({})) -> str:
@@ -199,10 +178,10 @@ def flattener(signature: Signature) -> Flattener:
     values = [
         numkeys,
         *map(_key, signature.keys),
-        *[_argument(signature.script, one, counts) for one in signature.args],
+        *[_argument(one, counts) for one in signature.args],
     ]
     code = f"def {signature.script}(k=None, /, *, {', '.join(needed)}):\n return ({', '.join(values)},)"
-    namespace: dict[str, Any] = {"flat": _flat}
+    namespace: dict[str, Any] = {"flat": chain.from_iterable}
     exec(code, namespace)  # noqa: S102 - of nothing but the names in a header, as dataclasses do
     made: Flattener = namespace[signature.script]
     return made
@@ -217,19 +196,12 @@ def _key(one: Parameter) -> str:
     return f"k.{one.name}({one.of})" if one.of else f"k.{one.name}"
 
 
-def _argument(script: str, one: Parameter, counts: dict[str, str]) -> str:
+def _argument(one: Parameter, counts: dict[str, str]) -> str:
     """Python for one argument, or for a row of them."""
     if one.fields:
-        return f"*flat({script!r}, {one.name!r}, {len(one.fields)}, {one.name})"
+        return f"*flat({one.name})"
     if one.is_many:
         return f"*{one.name}"
     if one.name in counts:
         return f"len({counts[one.name]})"
     return f"1 if {one.name} else 0" if one.kind == "flag" else one.name
-
-
-def _flat(script: str, name: str, size: int, groups: Sequence[Sequence[Any]]) -> list[Any]:
-    items = list(chain.from_iterable(groups))
-    if len(items) != size * len(groups):
-        raise TypeError(f"{script}() takes groups of {size} as {name!r}")
-    return items

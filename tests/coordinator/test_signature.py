@@ -57,20 +57,11 @@ def test_arguments_by_name_become_numkeys_keys_and_args_in_the_declared_order() 
     )
 
 
-def test_groups_of_another_size_are_refused() -> None:
-    operands = flattener(read_signature("it", made("--   text    settled(event, reservation)...")))
-    with pytest.raises(TypeError, match=r"it\(\) takes groups of 2 as 'settled'"):
-        operands(KEYS, settled=[("done", "a"), ("done",)])
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("--   float   share", "cannot read the header at float share"),
         ("--   text    a b", "cannot read the header at text a b"),
-        ("--   text    keys..., replica", "nothing can follow keys"),
-        ("--   text    keys[key_count]", "key_count is no number among the arguments"),
-        ("--   number  tokens...", "tokens can only be text"),
     ],
 )
 def test_a_header_that_cannot_be_kept_is_refused_when_the_script_is_loaded(line: str, message: str) -> None:
