@@ -18,7 +18,7 @@ from coordinator.keys import PREFIX, PoolKeys, pools_key
 from coordinator.known_pools import pool_names
 from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.checks import RANDOM_PICKS, RedisEvidence, SampledKey
-from coordinator.redis.info import read_info
+from coordinator.redis.info import NOTHING_KNOWN, read_info
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
 from coordinator.registry import PoolState, ReplicaFigures, each, is_number, moment_of, pairs, surveyed_state, time_ms
@@ -89,7 +89,7 @@ class Survey:
         info = await self._unless_refused(refused, "INFO", self._ask("INFO", "ALL"))
         limits = await self._unless_refused(refused, "CONFIG", self._ask("CONFIG", "GET", "hash-max-*-value"))
         return RedisEvidence(
-            info=None if info is None else read_info(info),
+            info=NOTHING_KNOWN if info is None else read_info(info),
             hash_value_limit_bytes=min((int(value) for value in (limits or ())[1::2]), default=None),
             ping_ms=await self._ping_ms(),
             clock_ahead_s=await self._clock_ahead_s(),

@@ -12,27 +12,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
 
 from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.lmcache_chunks import NAME
-from coordinator.redis.info import ALLOWS_OOM, OLDEST, RedisInfo
-
-Condition = Literal[
-    "maxmemory_unset",
-    "policy_unfit",
-    "redis_older_than_7",
-    "nothing_to_evict",
-    "writes_refused",
-    "chunks_without_ttl",
-    "chunks_too_large",
-    "coordination_large",
-    "coordination_evicted",
-    "notifications_off",
-    "not_permitted",
-]
-CONDITIONS: tuple[Condition, ...] = get_args(Condition)
-"""The names under which the watch reports findings: `kvgate_store_condition` has one series for each."""
+from coordinator.redis.info import ALLOWS_OOM, NOTHING_KNOWN, OLDEST, RedisInfo
 
 SUBJECT = "Redis"
 CHUNKS = "LMCache's chunks"
@@ -109,8 +92,7 @@ class LastMinute:
 class RedisEvidence:
     """What is known of a Redis at one moment."""
 
-    info: RedisInfo | None = None
-    """None if the user may not call INFO."""
+    info: RedisInfo = NOTHING_KNOWN
     hash_value_limit_bytes: int | None = None
     """Redis keeps a hash compact up to this length of its values."""
     ping_ms: float = 0.0
@@ -306,13 +288,20 @@ NOT_PERMITTED = replace(
     conditions=("not_permitted",),
 )
 
+CONDITIONS = tuple(
+    dict.fromkeys(
+        name for kind in list(globals().values()) if isinstance(kind, FindingKind) for name in kind.conditions
+    )
+)
+"""The names under which the watch reports findings: `kvgate_store_condition` has one series for each."""
+
 # -- the checks ------------------------------------------------------------------------------------------------------
 
 
 def version(evidence: RedisEvidence) -> Iterator[Result]:
     """Whether the scripts run, also when memory is full."""
     info = evidence.info
-    if info is None:
+    if "INFO" in evidence.refused:
         yield Unchecked(SUBJECT, "version, memory, persistence, evictions", _refusal(evidence, "INFO"))
     elif info.version < OLDEST:
         yield OLD.seen(SUBJECT, f"it is Redis {info.version_text}")
@@ -322,15 +311,14 @@ def version(evidence: RedisEvidence) -> Iterator[Result]:
 
 def nodes(evidence: RedisEvidence) -> Iterator[Result]:
     """Whether there are other servers."""
-    if evidence.info is not None and evidence.info.mode == "cluster":
+    if evidence.info.mode == "cluster":
         why = "only the one that has kvgate:pools was asked: name each with --redis-url redis://NODE"
         yield Unchecked(SUBJECT, "the cluster's other nodes, and the chunks there", why)
 
 
 def writable(evidence: RedisEvidence) -> Iterator[Result]:
     """Whether Redis takes writes."""
-    if (info := evidence.info) is None:
-        return
+    info = evidence.info
     if info.role == "slave":
         yield READ_ONLY.seen(SUBJECT, f"it is a replica of {info.master}", master=info.master)
     if info.failed_saves:
@@ -339,7 +327,8 @@ def writable(evidence: RedisEvidence) -> Iterator[Result]:
 
 def memory_limit(evidence: RedisEvidence) -> Iterator[Result]:
     """Whether there is a limit, with room beside it. Without chunks the map alone stays small."""
-    if (info := evidence.info) is None:
+    info = evidence.info
+    if info is NOTHING_KNOWN:
         return
     limit, machine, used = info.maxmemory_bytes, info.machine_bytes, info.used_bytes
     three_quarters = machine * 3 // 4 or "BYTES"
@@ -355,8 +344,7 @@ def memory_limit(evidence: RedisEvidence) -> Iterator[Result]:
 
 def eviction(evidence: RedisEvidence) -> Iterator[Result]:
     """Whether Redis evicts chunks, and only chunks."""
-    if (info := evidence.info) is None:
-        return
+    info = evidence.info
     so_far = f"; {info.evicted_keys} keys were evicted so far" if info.evicted_keys else ""
     what = f"maxmemory-policy is {info.policy}{so_far}"
     if info.policy.startswith("allkeys-"):
@@ -367,8 +355,7 @@ def eviction(evidence: RedisEvidence) -> Iterator[Result]:
 
 def coordination_evicted(evidence: RedisEvidence) -> Iterator[Result]:
     """Whether Redis evicted KVGate's keys. The watch hears of each; others infer it if there are no chunks."""
-    if (info := evidence.info) is None:
-        return
+    info = evidence.info
     if evidence.last_minute is not None:
         key = evidence.last_minute.evicted_coordination
         what = f"{key} was evicted" if key else ""
@@ -384,7 +371,7 @@ def refused_writes(evidence: RedisEvidence) -> Iterator[Result]:
     if evidence.last_minute is not None:
         refused, period = evidence.last_minute.refused_writes, "in the last minute"
     else:
-        refused, period = evidence.info.refused_writes if evidence.info else 0, "since it started"
+        refused, period = evidence.info.refused_writes, "since it started"
     if refused:
         yield REFUSED_WRITES.seen(SUBJECT, f"{refused} writes were refused for lack of memory {period}")
 
@@ -395,8 +382,7 @@ def hashes(evidence: RedisEvidence) -> Iterator[Result]:
     if limit is None:
         yield Unchecked(SUBJECT, "hash-max-listpack-value", _refusal(evidence, "CONFIG"))
     elif limit < _RECORD_BYTES:
-        is_old = evidence.info is not None and evidence.info.version < ALLOWS_OOM
-        name = "ziplist" if is_old else "listpack"
+        name = "ziplist" if evidence.info.version < ALLOWS_OOM else "listpack"
         yield LOOSE_HASHES.seen(SUBJECT, f"hash-max-{name}-value is {limit}", name=name)
 
 
@@ -442,7 +428,8 @@ def names(evidence: RedisEvidence) -> Iterator[Result]:
 
 def room(evidence: RedisEvidence) -> Iterator[Result]:
     """Whether there is room for chunks, now and when memory is full."""
-    if (info := evidence.info) is None or (watched := evidence.last_minute) is None:
+    info = evidence.info
+    if (watched := evidence.last_minute) is None:
         return
     if info.used_share > _FULL_SHARE and watched.evictable_bytes < _LITTLE_SHARE * info.maxmemory_bytes:
         evictable_mib = watched.evictable_bytes / MIB

@@ -101,3 +101,7 @@ def _number(fields: Mapping[str, str], name: str) -> int:
     """0 if it is missing or no number: some servers that speak Redis' protocol write other things there."""
     text = fields.get(name, "")
     return int(text) if text.isdecimal() else 0
+
+
+NOTHING_KNOWN = read_info(b"")
+"""Of a server whose user may not call INFO."""

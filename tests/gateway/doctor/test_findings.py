@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.redis.info import NOTHING_KNOWN as NO_INFO
 from coordinator.registry import ReplicaFigures
 from gateway.doctor.evidence import Evidence, LmcacheEvidence, Unknown
 from gateway.doctor.examine import examine, kinds
@@ -327,11 +328,11 @@ def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None
 @pytest.mark.parametrize(
     ("evidence", "subject", "what"),
     [
-        (with_redis(info=None, refused={"INFO": "NOPERM"}), "Redis", "version, memory, persistence, evictions"),
+        (with_redis(info=NO_INFO, refused={"INFO": "NOPERM"}), "Redis", "version, memory, persistence, evictions"),
         (told(redis_mode="cluster"), "Redis", "the cluster's other nodes, and the chunks there"),
         (with_redis(hash_value_limit_bytes=None, refused={"CONFIG": "NOPERM"}), "Redis", "hash-max-listpack-value"),
         (
-            with_redis(sampled_keys=(), info=None, refused={"RANDOMKEY": "NOPERM"}),
+            with_redis(sampled_keys=(), info=NO_INFO, refused={"RANDOMKEY": "NOPERM"}),
             "LMCache's chunks",
             "TTLs, sizes, names",
         ),
