@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -24,12 +24,8 @@ _MAX_REST_S = 0.03
 _AT_ONCE = 4
 
 
-async def rest_after(begun_s: float) -> None:
-    """Leave Redis to others, after work that began at this time (loop time)."""
-    await asyncio.sleep(_rest_s(begun_s))
-
-
-def _rest_s(begun_s: float) -> float:
+def rest_s(begun_s: float) -> float:
+    """How long to leave Redis to others, after work that began at this time (loop time)."""
     return min(_MAX_REST_S, REST_PER_WORK * (asyncio.get_running_loop().time() - begun_s))
 
 
@@ -38,16 +34,10 @@ class Chore(Protocol):
 
     name: str
     """Of its kind and its replica: two chores of one name are the same."""
+    is_urgent: bool
 
     async def do_piece(self) -> bool:
         """Do one piece; returns whether the chore is done. Raises StoreError."""
-
-
-class _Entry(NamedTuple):
-    chore: Chore
-    is_urgent: bool
-    since_s: float
-    """When it became due (loop time)."""
 
 
 class ChoreQueue:
@@ -56,7 +46,9 @@ class ChoreQueue:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._due: dict[str, _Entry] = {}
+        self._due: dict[str, Chore] = {}
+        self._since_s: dict[str, float] = {}
+        """When each of them became due (loop time)."""
         self._urgent: deque[Chore] = deque()
         self._routine: deque[Chore] = deque()
 
@@ -66,24 +58,27 @@ class ChoreQueue:
     def __contains__(self, name: str) -> bool:
         return name in self._due
 
-    def add(self, chore: Chore, is_urgent: bool) -> None:
+    def add(self, chore: Chore) -> None:
         """A chore of this name that is in the queue stays, unless it is routine and this one is urgent."""
         before = self._due.get(chore.name)
-        if before is None or (is_urgent and not before.is_urgent):
+        if before is None or (chore.is_urgent and not before.is_urgent):
             if before is not None:
-                self._routine.remove(before.chore)
-            self._due[chore.name] = _Entry(chore, is_urgent, asyncio.get_running_loop().time())
-            (self._urgent if is_urgent else self._routine).append(chore)
+                self._routine.remove(before)
+            self._due[chore.name], self._since_s[chore.name] = chore, asyncio.get_running_loop().time()
+            self._line_of(chore).append(chore)
+
+    def _line_of(self, chore: Chore) -> deque[Chore]:
+        return self._urgent if chore.is_urgent else self._routine
 
     def clear(self) -> None:
         """Another gateway does the chores now."""
-        for chores in (self._due, self._urgent, self._routine):
+        for chores in (self._due, self._since_s, self._urgent, self._routine):
             chores.clear()
 
     def lag_s(self) -> float:
         """For how long the oldest chore has been due; 0 if there is none."""
-        oldest_s = min((entry.since_s for entry in self._due.values()), default=None)
-        return 0.0 if oldest_s is None else asyncio.get_running_loop().time() - oldest_s
+        now_s = asyncio.get_running_loop().time()
+        return now_s - min(self._since_s.values(), default=now_s)
 
     async def work(self, until_s: float) -> None:
         """Do pieces until nothing is due, or until this time (loop time), at least once; the next call continues.
@@ -92,10 +87,9 @@ class ChoreQueue:
         while self._due:
             begun_s = loop.time()
             await self._do_pieces(self._next())
-            rest_s = _rest_s(begun_s)
-            if loop.time() + rest_s >= until_s:
+            if loop.time() + rest_s(begun_s) >= until_s:
                 return
-            await asyncio.sleep(rest_s)
+            await asyncio.sleep(rest_s(begun_s))
 
     def _next(self) -> list[Chore]:
         """The chores whose turn it is. A line with few chores leaves its share to the other."""
@@ -108,9 +102,9 @@ class ChoreQueue:
         failure: BaseException | None = None
         for chore, outcome in zip(chores, outcomes, strict=True):
             if outcome is False:
-                (self._urgent if self._due[chore.name].is_urgent else self._routine).append(chore)
+                self._line_of(chore).append(chore)
                 continue
-            del self._due[chore.name]
+            del self._due[chore.name], self._since_s[chore.name]
             if isinstance(outcome, StoreRefused):  # a key of another type: repair.py removes it, then it is due again
                 _log.info("a chore was refused", pool=self._pool, chore=chore.name, reason=str(outcome))
             elif isinstance(outcome, BaseException):

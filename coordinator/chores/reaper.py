@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coordinator.chores.chore_queue import rest_after
+from coordinator.chores.chore_queue import rest_s
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool.lost_gateways import forget_lost, note_lost
 from coordinator.pool.placed_chains import read_chains
@@ -94,7 +94,7 @@ class Reaper:
         for start in range(0, len(waiting), _HANDLED_AT_ONCE):
             begun_s = loop.time()
             await self._handle_claims(waiting[start : start + _HANDLED_AT_ONCE])
-            await rest_after(begun_s)
+            await asyncio.sleep(rest_s(begun_s))
 
     async def _handle_claims(self, reservations: Sequence[bytes]) -> None:
         """Handle the claims of these requests. If a replica's events tell what it computed, claims that are not

@@ -102,7 +102,7 @@ class Worker:
     def _take(self, chore: HeldKeys, sweep: Pass | None) -> None:
         if chore.is_due:
             chore.when_done = lambda: self._passed(chore.replica, sweep)
-            self._queue.add(chore, chore.is_urgent)
+            self._queue.add(chore)
         elif chore.name not in self._queue:
             self._passed(chore.replica, sweep)
 

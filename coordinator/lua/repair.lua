@@ -62,11 +62,6 @@ local function begins(pattern)
   end
 end
 
--- A check of a sum. "?" and a replica's name is the mark of an older version that the replica's sum is wrong.
-local function is_sum(text, field)
-  return is_number(text) and string.sub(field, 1, 1) ~= '?'
-end
-
 local function is_engine(text)
   local is_json, counters = pcall(cjson.decode, text)
   return is_json and type(counters) == 'table'
@@ -107,9 +102,9 @@ local HASHES = {
     return not check or check(text)
   end, 'tenants' },
   { 'draining', is_lease, 'keep', fields = not is_full and {} or nil },
-  { 'active', is_sum, 'load' },
-  { 'backlog_tokens', is_sum, 'load' },
-  { 'owned_tokens', is_sum, 'void' },
+  { 'active', is_number, 'load' },
+  { 'backlog_tokens', is_number, 'load' },
+  { 'owned_tokens', is_number, 'void' },
 }
 
 -- What follows, for the field of a record; "": for all.
@@ -211,7 +206,7 @@ local function check_hash(left, one)
         redis.call('HDEL', key, field)
       end
       if FOLLOW[follows] then
-        FOLLOW[follows]((string.gsub(field, '^%?', '')))
+        FOLLOW[follows](field)
       end
     end
   end

@@ -18,15 +18,12 @@ from tests.coordinator.stream import followed
 class Pieces:
     """A chore of so many pieces, which are written to a list as they are done."""
 
-    def __init__(self, name: str, count: int, done: list[str], error: Exception | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str, count: int, done: list[str], is_urgent: bool = True) -> None:
+        self.name, self.is_urgent = name, is_urgent
         self._left = count
         self._done = done
-        self._error = error
 
     async def do_piece(self) -> bool:
-        if self._error is not None:
-            raise self._error
         self._done.append(self.name)
         self._left -= 1
         return self._left == 0
@@ -39,9 +36,9 @@ def until(seconds: float) -> float:
 async def test_a_short_chore_does_not_wait_for_long_ones_that_came_before_it() -> None:
     queue, done = ChoreQueue("m"), list[str]()
     for name in ("a", "b", "c", "d", "e"):
-        queue.add(Pieces(name, 50, done), is_urgent=True)
-    queue.add(Pieces("short", 1, done), is_urgent=True)
-    queue.add(Pieces("routine", 1, done), is_urgent=False)
+        queue.add(Pieces(name, 50, done))
+    queue.add(Pieces("short", 1, done))
+    queue.add(Pieces("routine", 1, done, is_urgent=False))
     await queue.work(until(60))
     assert max(done.index("short"), done.index("routine")) < 12
     assert len(done) == 252
@@ -51,11 +48,11 @@ async def test_a_short_chore_does_not_wait_for_long_ones_that_came_before_it() -
 
 async def test_an_urgent_chore_takes_the_place_of_a_routine_one_and_of_no_other() -> None:
     queue, done = ChoreQueue("m"), list[str]()
-    routine, urgent = Pieces("a", 9, done), Pieces("a", 3, done)
-    queue.add(routine, is_urgent=False)
-    queue.add(urgent, is_urgent=True)
-    queue.add(routine, is_urgent=False)
-    queue.add(Pieces("a", 9, done), is_urgent=True)
+    routine, urgent = Pieces("a", 9, done, is_urgent=False), Pieces("a", 3, done)
+    queue.add(routine)
+    queue.add(urgent)
+    queue.add(routine)
+    queue.add(Pieces("a", 9, done))
     await queue.work(until(60))
     assert done == ["a"] * 3
 
@@ -63,7 +60,7 @@ async def test_an_urgent_chore_takes_the_place_of_a_routine_one_and_of_no_other(
 async def test_a_round_that_is_cut_off_goes_on_with_the_next_chore() -> None:
     queue, done = ChoreQueue("m"), list[str]()
     for number in range(10):
-        queue.add(Pieces(str(number), 100, done), is_urgent=False)
+        queue.add(Pieces(str(number), 100, done, is_urgent=False))
     for _ in range(5):
         await queue.work(until(1e-9))
     assert len(done) == 20
@@ -84,7 +81,7 @@ async def test_chores_rest_for_longer_than_they_work(monkeypatch: pytest.MonkeyP
         rests.append(seconds)
 
     queue = ChoreQueue("m")
-    queue.add(Slow("a", 3, []), is_urgent=True)
+    queue.add(Slow("a", 3, []))
     monkeypatch.setattr(loop, "time", lambda: now_s, raising=False)
     monkeypatch.setattr(asyncio, "sleep", rest)
     await queue.work(1000.0)

@@ -299,14 +299,6 @@ async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(clu
     await cluster.is_right_again()
 
 
-async def test_sums_that_an_older_version_has_marked_as_wrong_are_made_again(cluster: Cluster) -> None:
-    await cluster.client.hset(KEYS.active, mapping={"r0": 7, "?": 1})
-    await cluster.client.hset(KEYS.owned_tokens, mapping={"r0": 7, "?r0": 1})
-    await cluster.is_right_again()
-    for key in (KEYS.active, KEYS.owned_tokens):
-        assert set(await cluster.client.hgetall(key)) == {"r0", "r1"}
-
-
 LATER = {
     "replicas": "life1 resting 5 1 0 http://r9 more",
     "gateways": "0 0 more",

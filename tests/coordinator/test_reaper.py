@@ -186,37 +186,6 @@ async def test_a_gateway_that_comes_back_while_it_is_reaped_starts_anew_with_its
     assert not await client.exists(KEYS.reaped)
 
 
-OLDER_REAP = """
-local record = redis.call('HGET', KEYS[1], ARGV[1])
-if not record or tonumber(string.match(record, ' (%d+)$')) >= tonumber(ARGV[2]) then
-  return {}
-end
-local entries = redis.call('HGETALL', KEYS[2])
-for i = 2, #entries, 2 do
-  local replica, backlog = string.match(entries[i], '^(%S+) %S+ %S+ (%S+)')
-  redis.call('HINCRBY', KEYS[4], replica, -1)
-  redis.call('HINCRBY', KEYS[5], replica, -tonumber(backlog))
-end
-redis.call('DEL', KEYS[2])
-redis.call('HDEL', KEYS[1], ARGV[1])
-return entries
-"""
-"""Older gateways reap all at once with this script. They share the records during an upgrade. ARGV[2] replaces Redis'
-clock."""
-
-
-async def test_gateways_of_two_versions_reap_one_gateway_together(pool: Pool, dead: Pool, client: redis.Redis) -> None:
-    await followed(client, "r0")
-    await reap_a_piece(pool, 2)
-    keys = (KEYS.gateways, KEYS.flight("gw1"), KEYS.replicas, KEYS.active, KEYS.backlog_tokens)
-    told = await client.eval(OLDER_REAP, 5, *keys, "gw1", await now_ms(client))
-    assert len(told) == 2 * (REQUESTS - 2)
-    assert await numbers(client, KEYS.active) == await numbers(client, KEYS.backlog_tokens) == {}
-    await beaten(pool)
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": (REQUESTS - 2) * 100}, "the other sees to these"
-    assert not await client.exists(KEYS.reaped)
-
-
 async def test_what_cannot_be_read_among_the_reaped_keeps_nothing_else_waiting(
     pool: Pool, dead: Pool, client: redis.Redis
 ) -> None:
