@@ -28,7 +28,6 @@
 local HOUR_MS, UNEQUAL = 3600000, 1.5
 
 -- include time
--- include expiries
 -- include view
 -- include tables
 -- include limits
@@ -61,21 +60,29 @@ if type(redis.pcall('HLEN', view_key)) == 'table' or type(redis.pcall('ZCARD', v
   redis.call('UNLINK', view_key, view_changes_key) -- one of them is of another type
 end
 
+-- When a record expires, and corrects it after the clock was set. If the clock went back, an expiry beyond `seen_ms` was
+-- written before that, so it moves back by as much. No expiry lies beyond `last_ms`, unless it is extended by `more_ms`.
+-- `head` is the pattern of what stands before the expiry.
+local function expiry_of(key, field, record, head, seen_ms, last_ms, more_ms)
+  local until_ms = tonumber(string.match(record, '^' .. head .. '(%d+)'))
+  local is_later = back_ms > 0 and until_ms > seen_ms
+  local ends_ms = math.min(is_later and math.max(until_ms - back_ms, 0) or until_ms, last_ms) + (more_ms or 0)
+  if ends_ms ~= until_ms then
+    redis.call('HSET', key, field, (string.gsub(record, '^(' .. head .. ')%d+', '%1' .. string.format('%d', ends_ms), 1)))
+  end
+  return ends_ms
+end
+
 -- Corrects the gateways' leases; returns those that have lapsed.
 local function lapsed_gateways()
-  local gateways, lapsed = redis.call('HGETALL', gateways_key), {}
-  for i = 1, #gateways, 2 do
-    local known_epoch, until_text = string.match(gateways[i + 1], '^(%d+) (%d+)')
-    if until_text then
-      local until_ms = end_in_time(tonumber(until_text), back_ms, latest_ms, latest_ms)
-      if jumped_ms > 0 and known_epoch ~= '0' then
-        until_ms = until_ms + jumped_ms
-      end
-      if until_ms ~= tonumber(until_text) then
-        write_expiry(gateways_key, gateways[i], gateways[i + 1], '^(%d+ )', until_ms)
-      end
-      if gateways[i] ~= gateway and (until_ms < now or known_epoch == '0') then
-        lapsed[#lapsed + 1] = gateways[i]
+  local lapsed = {}
+  for name, record in pairs(pairs_of(gateways_key)) do
+    local known_epoch = string.match(record, '^(%d+) %d+')
+    if known_epoch then
+      local more_ms = known_epoch ~= '0' and jumped_ms or 0
+      local until_ms = expiry_of(gateways_key, name, record, '%d+ ', latest_ms, latest_ms, more_ms)
+      if name ~= gateway and (until_ms < now or known_epoch == '0') then
+        lapsed[#lapsed + 1] = name
       end
     end
   end
@@ -85,27 +92,18 @@ end
 -- Corrects the lease on the pool's chores.
 local function correct_worker()
   local record = redis.call('HGET', leases_key, 'worker') or ''
-  local until_text = string.match(record, '^%S+ (%d+)')
-  if until_text then
-    local ends_ms = end_in_time(tonumber(until_text), back_ms, latest_ms, latest_ms)
-    if ends_ms ~= tonumber(until_text) then
-      write_expiry(leases_key, 'worker', record, '^(%S+ )', ends_ms)
-    end
+  if string.find(record, '^%S+ %d+') then
+    expiry_of(leases_key, 'worker', record, '%S+ ', latest_ms, latest_ms)
   end
 end
 
 -- Corrects the agents' leases. Returns their part of the replicas' lines.
 local function agents_lines()
-  local agents, lines = redis.call('HGETALL', agents_key), {}
-  for i = 1, #agents, 2 do
-    local replica, record = agents[i], agents[i + 1]
-    local who, until_text, mode = string.match(record, '^(%S+ %S+) (%d+) (%S+ %S+) %d+ %-?%d+')
+  local lines = {}
+  for replica, record in pairs(pairs_of(agents_key)) do
+    local who, mode = string.match(record, '^(%S+ %S+) %d+ (%S+ %S+) %d+ %-?%d+')
     if who then
-      local until_ms = tonumber(until_text)
-      local ends_ms = end_in_time(until_ms, back_ms, latest_ms, latest_ms)
-      if ends_ms ~= until_ms then
-        write_expiry(agents_key, replica, record, '^(%S+ %S+ )', ends_ms)
-      end
+      local ends_ms = expiry_of(agents_key, replica, record, '%S+ %S+ ', latest_ms, latest_ms)
       lines[replica] = ' ' .. who .. ' ' .. (ends_ms >= now and '+' or string.format('%d', ends_ms)) .. ' ' .. mode
     end
   end
@@ -114,17 +112,11 @@ end
 
 -- When the breakers open again, by replica.
 local function open_untils()
-  local breakers, found = redis.call('HGETALL', breakers_key), {}
-  for i = 1, #breakers, 2 do
-    local head, until_text = string.match(breakers[i + 1], '^(%d+ )(%d+)')
-    if until_text and back_ms > 0 then
-      local ends_ms = end_in_time(tonumber(until_text), back_ms, now, math.huge)
-      if ends_ms ~= tonumber(until_text) then
-        write_expiry(breakers_key, breakers[i], breakers[i + 1], '^(%d+ )', ends_ms)
-        until_text = string.format('%d', ends_ms)
-      end
+  local found = {}
+  for replica, record in pairs(pairs_of(breakers_key)) do
+    if string.find(record, '^%d+ %d+') then
+      found[replica] = string.format('%d', expiry_of(breakers_key, replica, record, '%d+ ', now, math.huge))
     end
-    found[breakers[i]] = head and until_text
   end
   return found
 end
@@ -161,10 +153,7 @@ end
 local function renew_view(id, version)
   correct_worker()
   local agents, open_until = agents_lines(), open_untils()
-  local replicas, flat, stood = redis.call('HGETALL', replicas_key), redis.call('HGETALL', view_key), {}
-  for i = 1, #flat, 2 do
-    stood[flat[i]] = flat[i + 1]
-  end
+  local replicas, stood = redis.call('HGETALL', replicas_key), pairs_of(view_key)
   stood['?'] = nil
   local changed, lines, gone = {}, {}, {}
   for i = 1, #replicas, 2 do
