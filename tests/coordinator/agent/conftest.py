@@ -19,13 +19,6 @@ async def engine() -> AsyncIterator[Publisher]:
 
 
 @pytest.fixture
-async def small_engine() -> AsyncIterator[Publisher]:
-    publisher = Publisher(ring=3)
-    yield publisher
-    await publisher.close()
-
-
-@pytest.fixture
 async def read() -> AsyncIterator[Read]:
     """Reads an engine with a patient feed: unless options say otherwise, it does not become idle and its replay does
     not time out within a test."""

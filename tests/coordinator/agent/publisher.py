@@ -30,9 +30,7 @@ _ANY = "tcp://127.0.0.1:*"
 class Publisher:
     """Two bound sockets. The event socket is an XPUB, which sees subscribers; on the wire it is the same as a PUB."""
 
-    def __init__(
-        self, ring: int = 10_000, has_topic_in_replays: bool = True, endpoints: tuple[str, str] = (_ANY, _ANY)
-    ) -> None:
+    def __init__(self, has_topic_in_replays: bool = True, endpoints: tuple[str, str] = (_ANY, _ANY)) -> None:
         self.asked: list[int] = []
         """The first batch number of each replay request."""
         self.is_mute = False
@@ -41,14 +39,10 @@ class Publisher:
         """The replies to a replay request are fixed when the request arrives, but sent only after a later request."""
         self.is_garbled = False
         """Replies have one frame too many."""
-        self.is_endless = False
-        """Replays have no end mark."""
         self.reply_pause_s = 0.0
-        self.unsent: set[int] = set()
-        """Batches that the next replay leaves out, as if its socket were full."""
         self.subscribed = asyncio.Event()
         self._unsent_replies: list[list[bytes]] = []
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
+        self._ring: deque[tuple[int, bytes]] = deque()
         self._has_topic_in_replays = has_topic_in_replays
         self._next_seq = 0
         self.life = b""
@@ -130,11 +124,9 @@ class Publisher:
                 await self._replays.send_multipart(self._unsent_replies.pop(0))
 
     def _replies(self, start_seq: int) -> list[list[bytes]]:
-        unsent, self.unsent = self.unsent, set()
-        numbered = [(seq, body) for seq, body in self._ring if seq >= start_seq and seq not in unsent]
+        numbered = [(seq, body) for seq, body in self._ring if seq >= start_seq]
         replies = [[TOPIC, seq.to_bytes(8, "big") + self.life, body] for seq, body in numbered]
-        if not self.is_endless:
-            replies.append([b"", END_SEQ, b""])
+        replies.append([b"", END_SEQ, b""])
         if self.is_garbled:
             return [[*reply, b"?"] for reply in replies[:-1]] + replies[-1:]
         return replies if self._has_topic_in_replays else [reply[1:] for reply in replies]

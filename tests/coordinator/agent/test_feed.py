@@ -52,16 +52,6 @@ async def test_a_batch_that_was_dropped_is_replayed_before_those_that_came(engin
     await reader.reads([*published])
 
 
-async def test_what_a_replay_cannot_give_is_lost(small_engine: Publisher, read: Read) -> None:
-    reader = read(small_engine)
-    await small_engine.subscribed.wait()
-    first = await small_engine.publish()
-    await reader.reads([*first])
-    dropped = await small_engine.publish(6, is_dropped=True)
-    last = await small_engine.publish()
-    await reader.reads([*first, Lost(1, 5), *dropped[4:], *last])
-
-
 async def test_a_batch_that_was_dropped_at_the_tail_is_found_while_idle(engine: Publisher, read: Read) -> None:
     reader = read(engine, idle_s=SOON_S)
     await engine.subscribed.wait()

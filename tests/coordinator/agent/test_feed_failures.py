@@ -33,31 +33,12 @@ async def test_a_gap_waits_for_a_replay_that_hangs_only_so_long(engine: Publishe
     await reader.reads([*first, Lost(1, 3), *last])
 
 
-async def test_a_replay_without_an_end_is_good_for_what_it_brought(engine: Publisher, read: Read) -> None:
-    engine.is_endless = True
-    published = await engine.publish(3)
-    reader = read(engine, replay_timeout_s=PATIENT_S)
-    await engine.subscribed.wait()
-    await reader.reads([*published])
-    published += await engine.publish(2, is_dropped=True)
-    published += await engine.publish(2)
-    await reader.reads([*published])
-
-
 async def test_a_slow_replay_is_not_given_up_while_it_brings_something(engine: Publisher, read: Read) -> None:
     engine.reply_pause_s = PATIENT_S / 4
     published = await engine.publish(6)
     reader = read(engine, replay_timeout_s=PATIENT_S)
     await reader.reads([*published])
     assert engine.asked == [0]
-
-
-async def test_what_a_replay_left_out_in_its_middle_is_asked_for_again(engine: Publisher, read: Read) -> None:
-    published = await engine.publish(100)
-    engine.unsent = {*range(40, 50), *range(70, 75)}
-    reader = read(engine)
-    await reader.reads([*published])
-    assert engine.asked == [0, 39]
 
 
 async def test_replies_that_come_too_late_are_not_taken_for_those_of_the_next_replay(

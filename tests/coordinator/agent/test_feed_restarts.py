@@ -24,17 +24,6 @@ async def test_a_restarted_engine_is_noticed_while_idle(engine: Publisher, read:
     await reader.reads([*before, Restarted(), *after])
 
 
-async def test_a_restarted_engine_that_came_further_in_the_meantime_is_noticed_while_idle(
-    engine: Publisher, read: Read
-) -> None:
-    before = await engine.publish(3)
-    reader = read(engine, idle_s=SOON_S, replay_timeout_s=PATIENT_S)
-    await reader.reads([*before])
-    await engine.restart()
-    after = await engine.publish(6, is_dropped=True)
-    await reader.reads([*before, Restarted(), *after])
-
-
 @pytest.mark.parametrize("unseen", [0, 1, 3, 5])
 async def test_a_restarted_engine_is_noticed_by_the_first_batch_whatever_its_number(
     engine: Publisher, read: Read, unseen: int
@@ -48,21 +37,6 @@ async def test_a_restarted_engine_is_noticed_by_the_first_batch_whatever_its_num
     await engine.subscribed.wait()
     after += await engine.publish(2)
     await reader.reads([*before, Restarted(), *after])
-
-
-async def test_what_the_ring_of_a_restarted_engine_no_longer_has_is_lost(small_engine: Publisher, read: Read) -> None:
-    before = await small_engine.publish(9)
-    reader = read(small_engine)
-    await reader.reads([Lost(0, 6), *before[6:]])
-    await small_engine.subscribed.wait()
-    await small_engine.restart()
-    await small_engine.publish(4, is_dropped=True)
-    await small_engine.subscribed.wait()
-    after = await small_engine.publish()
-    await eventually(lambda: len(reader.items) == 9)
-    assert reader.items[4] == Restarted()
-    assert reader.items[-1] == after[0]
-    assert reader.items[5] == Lost(0, 2)
 
 
 async def test_a_restarted_engine_is_noticed_without_replays(engine: Publisher, read: Read) -> None:
