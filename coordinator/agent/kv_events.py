@@ -74,15 +74,11 @@ class _Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
     parent_block_hash: int | bytes | None = None
     token_ids: list[int] = []
     block_size: int = 0
-    lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
     session_id: str | None = None
 
 
