@@ -56,6 +56,7 @@ class OlderEntries:
     pool: Pool
     replica: str
     name: str = field(init=False)
+    is_urgent: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         self.name = f"apply what an older agent says of {self.replica}"

@@ -91,7 +91,7 @@ class Worker:
         for first in range(0, len(turn), _LOOKS_AT_ONCE):
             names = turn[first : first + _LOOKS_AT_ONCE]
             for older in await unapplied(self._pool, names):
-                self._queue.add(older, is_urgent=True)
+                self._queue.add(older)
             for name, look in zip(names, await look_at(self._pool, names), strict=True):
                 chore, sweep = due(self._pool, state.replicas[name], look, state, self._passes.get(name))
                 self._take(chore, sweep)
