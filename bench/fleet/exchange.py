@@ -24,7 +24,7 @@ from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer, forced_fu
 from gateway.simulator.chat_template import render_chat
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request, bad_value
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder
-from gateway.simulator.sampling import check_sampling, token_limit
+from gateway.simulator.protocol import check_sampling, token_limit
 from gateway.simulator.sequence import EventTag
 
 _STREAM_HEAD = (

@@ -10,7 +10,6 @@ is refused with vLLM's message. Where to look:
     call           one HTTP request                  replica          everything that one server owns
     *_api          the endpoints, one module each    errors           vLLM's error answers
     protocol       the fields of requests, checked   fields           reads fields of unchecked JSON
-    sampling       the ranges of parameters
     settings       one replica: its models, cache and speed (rough figures, explained there)
 
     answers        from a request to its answers     structured       what constrains an answer

@@ -12,7 +12,7 @@ from blake3 import blake3
 from gateway.simulator import fields
 from gateway.simulator.errors import bad_request, bad_value
 from gateway.simulator.prompt import TOKEN_BYTES, WORDS, EnginePrompt, token_ids, token_of
-from gateway.simulator.sampling import TokenLimit
+from gateway.simulator.protocol import TokenLimit
 from gateway.simulator.structured import constraint, json_text
 
 DEFAULT_TOKENS = 16

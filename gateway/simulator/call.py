@@ -16,7 +16,7 @@ from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.engine import Generation
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
-from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang, reset_connection
+from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.protocol import Parse, unreadable
 from gateway.simulator.replica import SimReplica
@@ -122,8 +122,7 @@ class Call:
                 sent += len(new)
                 if sent == strike_at:
                     return await self._strike(response, b"".join(out))
-                if self.replica.faults.is_blocking:
-                    await self.replica.faults.until_free()
+                await self.replica.faults.until_free()
                 if out and not generation.finished:
                     await response.write(b"".join(out))
                     out.clear()
@@ -228,7 +227,7 @@ async def _strike_first(request: web.Request, fault: Fault) -> None:
     if fault.mode == "error":
         raise fault.refusal()
     if fault.mode == "reset":
-        await reset_connection(request)
+        await close_connection(request, reset=True)
     await hang()
 
 

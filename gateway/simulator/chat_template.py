@@ -56,13 +56,6 @@ def render_chat(
     return builder.build(lora, cache_salt)
 
 
-def text_of_content(content: object) -> str:
-    """The text of a message's content, a string or a list of parts."""
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-
-
 def _render_message(builder: PromptBuilder, message: dict[str, Any], images: ImageReader) -> None:
     role = fields.required_text(message, "role")
     builder.line(f"{_START}{role}\n")

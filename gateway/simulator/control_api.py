@@ -1,11 +1,17 @@
-"""All endpoints but inference: models, health, metrics, LoRA, and the simulator's own /sim paths."""
+"""All endpoints but inference: models, health, metrics, LoRA, and the simulator's own /sim paths.
+
+Of LMCache's server (0.5.6), there are the paths that KVGate uses: /status, /config, /metrics. A real server has a port
+of its own. Here they begin with /lmcache, on the replica's port.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
+from prometheus_client import generate_latest
 
 from gateway.simulator import fields
 from gateway.simulator.call import read_json
@@ -13,8 +19,10 @@ from gateway.simulator.errors import bad_request, not_found
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.prompt import BlockHasher, token_text
 from gateway.simulator.replica import SimReplica
+from gateway.simulator.settings import SimLmcacheSettings
 
 _EVENT_SOURCES_SINCE = (0, 32)
+_REDIS_PORT = 6379
 
 
 def models(replica: SimReplica) -> dict[str, Any]:
@@ -80,7 +88,7 @@ async def reset_prefix_cache(replica: SimReplica, request: web.Request) -> web.S
 
 async def sleep(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     level = int(_one_of(request, "level", "1", "0", "2"))
-    replica.sleep.sleep(level, _mode_of(request))
+    replica.sleep.sleep(level, _one_of(request, "mode", "abort", "keep"))
     return web.json_response({"status": "sleeping", "level": level})
 
 
@@ -91,7 +99,7 @@ async def wake_up(replica: SimReplica, request: web.Request) -> web.StreamRespon
 
 
 async def pause(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    replica.sleep.pause(_mode_of(request), request.query.get("clear_cache", "true") == "true")
+    replica.sleep.pause(_one_of(request, "mode", "abort", "keep"), request.query.get("clear_cache", "true") == "true")
     return web.json_response({"status": "paused"})
 
 
@@ -138,10 +146,6 @@ async def outlook(replica: SimReplica, request: web.Request) -> web.StreamRespon
     return web.json_response(load(replica) | told)
 
 
-def _mode_of(request: web.Request) -> str:
-    return _one_of(request, "mode", "abort", "keep")
-
-
 def _one_of(request: web.Request, name: str, default: str, *others: str) -> str:
     """A query's parameter. Raises a 400."""
     value = request.query.get(name, default)
@@ -161,3 +165,62 @@ def _card(replica: SimReplica, name: str, root: str, parent: str | None) -> dict
         "max_model_len": replica.settings.max_model_len,
         "permission": [],
     }
+
+
+def lmcache_status(replica: SimReplica) -> dict[str, Any]:
+    """Lists one registered engine for each rank, as if they used GPUs."""
+    settings, told = replica.settings, _lmcache_of(replica)
+    host, port, _ = _address(told)
+    adapter = {
+        "is_healthy": True,  # also if Redis does not answer
+        "type": "valkey",
+        "cluster_mode": False,
+        "startup_nodes": [{"host": host, "port": port}],
+        "key_prefix": told.key_prefix,
+    }
+    adapters = [adapter] if told.redis_url else []
+    ranks = range(settings.data_parallel)
+    layout = {"num_blocks": settings.num_gpu_blocks, "cache_size_per_token": told.kv_bytes_per_token}
+    context = {"model_name": settings.model, "world_size": 1, "kv_cache_layout": layout}
+    return {
+        "is_healthy": True,
+        "engine_type": "MPCacheServer",
+        "chunk_size": told.chunk_tokens,
+        "hash_algorithm": "blake3",
+        "storage_manager": {"is_healthy": True, "l2_adapters": adapters, "num_l2_adapters": len(adapters)},
+        "registered_gpu_ids": list(ranks),
+        "cache_context_meta": {str(rank): context for rank in ranks},
+        "registered_non_cuda_instance_ids": [],
+        "non_cuda_context_meta": {},
+    }
+
+
+def lmcache_config(replica: SimReplica) -> dict[str, Any]:
+    told = _lmcache_of(replica)
+    host, port, database = _address(told)
+    adapter = {
+        "startup_nodes": [[host, port]],
+        "cluster_mode": False,
+        "key_prefix": told.key_prefix,
+        "database_id": database,
+        "ttl_seconds": told.ttl_s,
+    }
+    return {"storage_manager": {"l2_adapter_config": {"adapters": [adapter] if told.redis_url else []}}}
+
+
+async def lmcache_metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
+    if replica.lmcache is None:
+        raise not_found()
+    return web.Response(body=generate_latest(replica.lmcache.metrics), content_type="text/plain", charset="utf-8")
+
+
+def _lmcache_of(replica: SimReplica) -> SimLmcacheSettings:
+    if replica.settings.lmcache is None:
+        raise not_found()
+    return replica.settings.lmcache
+
+
+def _address(told: SimLmcacheSettings) -> tuple[str, int, int]:
+    """Redis' host, port and database."""
+    parts = urlsplit(told.redis_url or "")
+    return parts.hostname or "127.0.0.1", parts.port or _REDIS_PORT, int(parts.path.strip("/") or 0)

@@ -115,11 +115,6 @@ class Faults:
                 del self._by_mode[fault.mode]
         return fault
 
-    @property
-    def is_blocking(self) -> bool:
-        """Whether a prompt keeps the server from answering."""
-        return not self._is_free.is_set()
-
     async def until_free(self) -> None:
         """Wait while a prompt keeps the server from answering."""
         await self._is_free.wait()
@@ -147,19 +142,15 @@ async def hang() -> NoReturn:
     raise AssertionError("a hung request was woken")
 
 
-async def reset_connection(request: web.Request) -> NoReturn:
-    """Close the client's connection with a TCP reset, which cancels the handler."""
+async def close_connection(request: web.Request, reset: bool = False) -> NoReturn:
+    """Close the client's connection after the written bytes are sent, or at once with a TCP reset. This cancels the
+    handler."""
     transport = request.transport
-    if transport is not None:
+    if transport is not None and reset:
         pseudo_socket = transport.get_extra_info("socket")
         with socket.socket(fileno=os.dup(pseudo_socket.fileno())) as duplicate:
             duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
         transport.abort()
-    await hang()
-
-
-async def close_connection(request: web.Request) -> NoReturn:
-    """Close the client's connection after the written bytes are sent, which cancels the handler."""
-    if request.transport is not None:
-        request.transport.close()
+    elif transport is not None:
+        transport.close()
     await hang()

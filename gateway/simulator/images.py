@@ -39,7 +39,7 @@ class ImageReader:
     """Reads image parts, and keeps the last few thousand images (vLLM's multimodal processor cache)."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str | bytes, Image] = OrderedDict()
+        self._known: OrderedDict[str | bytes | None, Image] = OrderedDict()
         self.queries = 0
         self.hits = 0
 
@@ -49,30 +49,21 @@ class ImageReader:
         A uuid without a URL stands for the image last sent under it, as in vLLM.
         """
         self.queries += 1
-        if url is None:
-            return self._recall(uuid)
-        key = blake3(url.encode()).digest()
-        image = self._known.get(key)
-        if image is None:
-            image = _read(url)
-            self._remember(key, image)
-        else:
+        key = uuid if url is None else blake3(url.encode()).digest()
+        image = None if key is None else self._known.get(key)
+        if image is not None:
             self.hits += 1
-            self._known.move_to_end(key)
-        if uuid is None:
-            return image
-        named = Image(uuid, image.content, image.tokens)
-        self._remember(uuid, named)
-        return named
-
-    def _recall(self, uuid: str | None) -> Image:
-        image = self._known.get(uuid) if uuid is not None else None
-        if image is None:
+        elif url is None:
             raise bad_request(f"An image without data must have been sent before under its uuid, got {uuid!r}")
-        self.hits += 1
+        else:
+            image = _read(url)
+        self._remember(key, image)
+        if uuid is not None:
+            image = Image(uuid, image.content, image.tokens)
+            self._remember(uuid, image)
         return image
 
-    def _remember(self, key: str | bytes, image: Image) -> None:
+    def _remember(self, key: str | bytes | None, image: Image) -> None:
         self._known[key] = image
         self._known.move_to_end(key)
         if len(self._known) > _REMEMBERED:

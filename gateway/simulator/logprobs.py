@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.simulator.errors import bad_value
 from gateway.simulator.prompt import WORDS, text_of, token_ids, token_of
-from gateway.simulator.sampling import MAX_LOGPROBS
+from gateway.simulator.protocol import MAX_LOGPROBS
 
 _Ranked = Sequence[tuple[bytes, float]]
 """The most likely tokens at a place, in descending order, each with its log probability."""

@@ -18,8 +18,8 @@ from gateway.simulator.engine import Generation
 from gateway.simulator.errors import bad_request, bad_value
 from gateway.simulator.logprobs import Logprobs, chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, token_of, tokens_of
+from gateway.simulator.protocol import check_sampling
 from gateway.simulator.replica import SimReplica
-from gateway.simulator.sampling import check_sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from gateway.simulator.faults import Faults
 from gateway.simulator.images import ImageReader
 from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.prompt import EnginePrompt
-from gateway.simulator.sampling import TokenLimit, token_limit
+from gateway.simulator.protocol import TokenLimit, token_limit
 from gateway.simulator.settings import SimSettings
 from gateway.tasks import Tasks
 

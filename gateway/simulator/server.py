@@ -12,7 +12,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from gateway.simulator import control_api, lmcache_api, messages_api, openai_api, pooling_api, protocol, responses_api
+from gateway.simulator import control_api, messages_api, openai_api, pooling_api, protocol, responses_api
 from gateway.simulator.call import control, inference
 from gateway.simulator.errors import not_found
 from gateway.simulator.protocol import parser
@@ -44,8 +44,8 @@ _TOLD: dict[str, Callable[[SimReplica], object]] = {
     "/version": lambda replica: {"version": replica.settings.vllm_version},
     "/kv_event_sources": control_api.kv_event_sources,
     "/is_paused": lambda replica: {"is_paused": replica.sleep.is_paused},
-    "/lmcache/status": lmcache_api.status,
-    "/lmcache/config": lmcache_api.config,
+    "/lmcache/status": control_api.lmcache_status,
+    "/lmcache/config": control_api.lmcache_config,
     "/sim/state": lambda replica: replica.state(),
     "/sim/load": control_api.load,
 }
@@ -56,7 +56,7 @@ _CONTROL = (
     ("GET", "/health", control_api.health),
     ("*", "/ping", control_api.health),
     ("GET", "/metrics", control_api.metrics),
-    ("GET", "/lmcache/metrics", lmcache_api.metrics),
+    ("GET", "/lmcache/metrics", control_api.lmcache_metrics),
     ("POST", "/v1/load_lora_adapter", control_api.load_lora_adapter),
     ("POST", "/v1/unload_lora_adapter", control_api.unload_lora_adapter),
     ("POST", "/detokenize", control_api.detokenize),

@@ -120,9 +120,11 @@ def replica_sim(
     data_parallel_start_rank: Annotated[
         int, Option(min=0, help="The rank of its first engine.")
     ] = _SIM.data_parallel_start_rank,
-    prefill_tokens_per_s: Annotated[float, Option(help="Tokens prefilled in a second.")] = _SIM.prefill_tokens_per_s,
-    decode_s_per_token: Annotated[float, Option(help="Seconds of one decode step.")] = _SIM.decode_s_per_token,
-    speed: Annotated[float, Option(help="Divides every simulated time; 0 means no delays at all.")] = _SIM.speed,
+    prefill_tokens_per_s: Annotated[
+        float, Option(min=1, help="Tokens prefilled in a second.")
+    ] = _SIM.prefill_tokens_per_s,
+    decode_s_per_token: Annotated[float, Option(min=0, help="Seconds of one decode step.")] = _SIM.decode_s_per_token,
+    speed: Annotated[float, Option(min=0, help="Divides every simulated time; 0 means no delays at all.")] = _SIM.speed,
     vllm_version: VllmVersion = _SIM.vllm_version,
     attention: Annotated[list[str] | None, Option(help="The kind of a group of its blocks; repeatable.")] = None,
     events: Annotated[bool, Option(help="Publish KV events over ZeroMQ.")] = _SIM.events,
