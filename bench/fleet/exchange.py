@@ -328,7 +328,9 @@ def _answer(
     limit = replica.settings.capacity_tokens
     if prompt.num_tokens + 1 > limit:
         raise bad_value(f"This model's maximum context length is {limit} tokens.", "input_tokens", limit + 1)
-    answers = plan(body, [prompt], [token_limit(max_tokens, name, prompt.num_tokens, limit)], function)
+    answers = plan(
+        body, [prompt], [token_limit(max_tokens, name, prompt.num_tokens, limit)], max_tokens is not None, function
+    )
     if len(answers) > 1:
         raise bad_request("a light replica gives one answer", "n")
     return answers[0]

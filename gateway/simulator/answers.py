@@ -12,7 +12,6 @@ from blake3 import blake3
 from gateway.simulator import fields
 from gateway.simulator.errors import bad_request, bad_value
 from gateway.simulator.prompt import TOKEN_BYTES, WORDS, EnginePrompt, token_ids, token_of
-from gateway.simulator.protocol import TokenLimit
 from gateway.simulator.structured import constraint, json_text
 
 DEFAULT_TOKENS = 16
@@ -95,17 +94,19 @@ def _tool_answer(seed: bytes, function: dict[str, Any], finish_reason: str, max_
 def plan(
     body: dict[str, Any],
     prompts: Sequence[EnginePrompt],
-    limits: Sequence[TokenLimit],
+    limits: Sequence[int],
+    has_limit: bool,
     function: dict[str, Any] | None = None,
 ) -> list[GeneratedAnswer]:
     """The answers to a chat or completions request: `n` for each prompt, within the prompt's limit. They call
-    `function`, if there is one. Equal prompts have the same first answer, whatever `n` is. Raises a 400."""
+    `function`, if there is one. Free text has 16 tokens unless the request `has_limit` of its own. Equal prompts have
+    the same first answer, whatever `n` is. Raises a 400."""
     n = body.get("n") or 1
     if n * len(prompts) > _MAX_CHOICES:
         raise bad_request(f"n: at most {_MAX_CHOICES} choices in one request", "n")
     least = body.get("min_tokens") or 0
-    if least > min(limit.max_tokens for limit in limits):
-        raise bad_request(f"min_tokens must be less than or equal to max_tokens={limits[0].max_tokens}, got {least}.")
+    if least > min(limits):
+        raise bad_request(f"min_tokens must be less than or equal to max_tokens={limits[0]}, got {least}.")
     wanted = constraint(body) if function is None else None
     finish_reason = "tool_calls" if body.get("tool_choice") == "required" else "stop"
     answers = []
@@ -113,11 +114,11 @@ def plan(
         for choice in range(n):
             seed = prompt.seed + bytes(choice)
             if function is not None:
-                answers.append(_tool_answer(seed, function, finish_reason, limit.max_tokens))
+                answers.append(_tool_answer(seed, function, finish_reason, limit))
             elif wanted is not None:
-                answers.append(_whole_answer(wanted(seed), "stop", limit.max_tokens))
-            elif limit.asked or limit.max_tokens < DEFAULT_TOKENS:
-                answers.append(text_answer(seed, limit.max_tokens))
+                answers.append(_whole_answer(wanted(seed), "stop", limit))
+            elif has_limit or limit < DEFAULT_TOKENS:
+                answers.append(text_answer(seed, limit))
             else:
                 answers.append(text_answer(seed, DEFAULT_TOKENS, "stop"))
     return [_stopped(answer, body) for answer in answers] if body.get("stop") or body.get("stop_token_ids") else answers

@@ -15,13 +15,7 @@ from gateway.simulator.prompt import EnginePrompt, PromptBuilder
 
 _START, _END = "<|im_start|>", "<|im_end|>\n"
 _RENDERED_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content")
-_TEXT_PARTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
-}
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 _SPEAKERS = ("user", "system", "developer")
 """The roles whose messages may lack `content`, but may not set it to null."""
 _IMAGE_PARTS = {"image_url", "input_image"}
@@ -81,8 +75,8 @@ def _render_part(builder: PromptBuilder, part: object, images: ImageReader) -> N
         return
     part = fields.as_mapping(part, "content")
     kind = fields.required_text(part, "type")
-    if kind in _TEXT_PARTS:
-        builder.text(fields.required_text(part, _TEXT_PARTS[kind]))
+    if kind in _TEXTS:
+        builder.text(fields.required_text(part, _TEXTS[kind]))
     elif kind in _IMAGE_PARTS:
         source = part.get("image_url")
         url = source if isinstance(source, str) else fields.text(fields.mapping(part, "image_url"), "url")

@@ -53,7 +53,7 @@ async def health(replica: SimReplica, _: web.Request) -> web.StreamResponse:
 
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.Response(
-        body=replica.metrics.exposition(),
+        body=generate_latest(replica.metrics.registry),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
 

@@ -142,24 +142,24 @@ class SimEngine:
         self.clear_cache()
         self.cpu_tier.clear()
 
-    def foresee(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks of a prompt that arrives now are cached when it is scheduled, if none is evicted."""
-        return self._foreseen(hashes, {each for sequence in self.waiting for each in sequence.hashes})
+    def foresee(self, hashes: Sequence[int], coming: set[int] | None = None) -> int:
+        """How many leading blocks of a prompt that arrives now are cached when it is scheduled, if none is evicted.
+        `coming` are the blocks of the prompts before it, by default of all that wait."""
+        if coming is None:
+            coming = {each for sequence in self.waiting for each in sequence.hashes}
+        found = len(self.cache.match(hashes))
+        while found < len(hashes) and hashes[found] in coming:
+            found += 1
+        return found
 
     def backlog_tokens(self) -> int:
         """The tokens to compute before a prompt that arrives now."""
         backlog = sum(max(0, sequence.num_tokens - sequence.computed) for sequence in self.running)
         coming: set[int] = set()
         for sequence in self.waiting:
-            backlog += sequence.num_tokens - self._foreseen(sequence.hashes, coming) * self.block_size
+            backlog += sequence.num_tokens - self.foresee(sequence.hashes, coming) * self.block_size
             coming.update(sequence.hashes)
         return backlog
-
-    def _foreseen(self, hashes: Sequence[int], coming: set[int]) -> int:
-        found = len(self.cache.match(hashes))
-        while found < len(hashes) and hashes[found] in coming:
-            found += 1
-        return found
 
     def forget_idle(self) -> None:
         """Forget all blocks that no running request holds, on the GPU and in the CPU tier, without any event."""
@@ -293,17 +293,14 @@ class SimEngine:
             self._lmcache.load(loaded)
         sequence.state = SequenceState.RUNNING
         if sequence.cached_tokens is None:
-            self._count_hits(sequence, loaded)
+            sequence.scheduled_s = asyncio.get_running_loop().time()
+            sequence.cached_tokens = sequence.computed + loaded
+            self.stats.prefix_queries_tokens += sequence.num_tokens
+            self.stats.prefix_hits_tokens += sequence.computed
+            self.stats.external_queries_tokens += sequence.num_tokens - sequence.computed
+            self.stats.external_hits_tokens += loaded
         sequence.computed += loaded
         return want
-
-    def _count_hits(self, sequence: TokenSequence, loaded_tokens: int) -> None:
-        sequence.scheduled_s = asyncio.get_running_loop().time()
-        sequence.cached_tokens = sequence.computed + loaded_tokens
-        self.stats.prefix_queries_tokens += sequence.num_tokens
-        self.stats.prefix_hits_tokens += sequence.computed
-        self.stats.external_queries_tokens += sequence.num_tokens - sequence.computed
-        self.stats.external_hits_tokens += loaded_tokens
 
     def _grow_or_preempt(self, sequence: TokenSequence, tokens: int) -> bool:
         while not self._grow(sequence, tokens):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -46,11 +46,11 @@ class SimMetrics(Collector):
     """One replica's registry. Engines write one histogram; the other metrics are read from the engines."""
 
     def __init__(self, settings: SimSettings, images: ImageReader) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds", "Time to first token.", _LABELS,
-            buckets=_TTFT_BUCKETS_S, registry=self._registry,
+            buckets=_TTFT_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self._settings = settings
         self._images = images
@@ -62,10 +62,7 @@ class SimMetrics(Collector):
     def watch(self, engines: Sequence[SimEngine], sleep_level: Callable[[], int | None]) -> None:
         self._engines = dict(zip(map(self._labels, self._settings.ranks), engines, strict=True))
         self._sleep_level = sleep_level
-        self._registry.register(self)
-
-    def exposition(self) -> bytes:
-        return generate_latest(self._registry)
+        self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
         engines = self._engines.items()

@@ -39,7 +39,8 @@ def planned_chat(call: Call, body: dict[str, Any], name: str, max_tokens: int | 
     function = forced_function(body)
     logprobs = chat_logprobs(body)
     prompt = chat_prompt(call.replica, body, lora)
-    answers = plan(body, [prompt], [call.replica.token_limit(prompt, max_tokens, name)], function)
+    limit = call.replica.token_limit(prompt, max_tokens, name)
+    answers = plan(body, [prompt], [limit], max_tokens is not None, function)
     return PlannedChat(model, prompt, answers, logprobs)
 
 
@@ -56,7 +57,8 @@ async def completions(call: Call) -> web.StreamResponse:
     prompts = [text_prompt(each, lora, body.get("cache_salt")) for each in _prompt_list(body.get("prompt"))]
     # Unlike chat, completions have a default in vLLM: 16 tokens. Where no text is wanted, one is generated and counted.
     max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if _wants_text(body) else 1
-    answers = plan(body, prompts, [call.replica.token_limit(each, max_tokens, "max_tokens") for each in prompts])
+    limits = [call.replica.token_limit(each, max_tokens, "max_tokens") for each in prompts]
+    answers = plan(body, prompts, limits, max_tokens is not None)
     if not _wants_text(body):
         answers = [replace(answer, shown=[""]) for answer in answers]
     prompt_of = [prompt for prompt in prompts for _ in range(len(answers) // len(prompts))]

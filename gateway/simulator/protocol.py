@@ -7,7 +7,6 @@ errors have the text of vLLM's handler of pydantic's errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -311,28 +310,16 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MAX_INPUT_CHARS else text[:_MAX_INPUT_CHARS] + "...[truncated]"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLimit:
-    """How many tokens an answer may have. `max_tokens` never exceeds what the model's length leaves.
-
-    `asked`: whether the request gave a number.
-    """
-
-    max_tokens: int
-    asked: bool
-
-
-def token_limit(max_tokens: int | None, name: str, prompt_tokens: int, max_model_len: int) -> TokenLimit:
-    """The limit of an answer to a prompt, which is part of the request's field `name`. Raises a 400."""
+def token_limit(max_tokens: int | None, name: str, prompt_tokens: int, max_model_len: int) -> int:
+    """How many tokens an answer to a prompt may have, if the request's field `name` is `max_tokens`: at most what the
+    model's length leaves. Raises a 400."""
     if max_tokens is not None and max_tokens < 1:
         raise bad_value(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     if max_tokens is not None and max_tokens > max_model_len:
         message = f"{name}={max_tokens} cannot be greater than max_model_len={max_model_len}."
         raise bad_value(f"{message} Please request fewer output tokens.", name, max_tokens)
     room = max_model_len - prompt_tokens
-    if max_tokens is None:
-        return TokenLimit(room, asked=False)
-    return TokenLimit(min(max_tokens, room), asked=True)
+    return room if max_tokens is None else min(max_tokens, room)
 
 
 def _plain(message: str, _name: str, _value: object) -> RequestRefused:

@@ -14,7 +14,7 @@ from gateway.simulator.faults import Faults
 from gateway.simulator.images import ImageReader
 from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.prompt import EnginePrompt
-from gateway.simulator.protocol import TokenLimit, token_limit
+from gateway.simulator.protocol import token_limit
 from gateway.simulator.settings import SimSettings
 from gateway.tasks import Tasks
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gateway.simulator.sim_lmcache import SimLmcache
 
 _RECENT = 64
-_STORED_RESPONSES = 1000
 _TAGS = frozenset({"weights", "kv_cache"})
 
 
@@ -125,14 +124,9 @@ class SimReplica:
         self.num_lora_calls = 0
 
     def start(self) -> None:
-        """Raises OSError if a port for KV events is taken."""
-        try:
-            for publisher in self.publishers:
-                publisher.bind()
-        except OSError:
-            self._unbind()
-            raise
+        """Raises OSError if a port for KV events is taken. `close` is needed then, too."""
         for publisher in self.publishers:
+            publisher.bind()
             self.tasks.spawn(publisher.serve_replays(), "replays of KV events")
         for engine in self.engines:
             self.tasks.spawn(engine.run(), "an engine's steps")
@@ -141,7 +135,8 @@ class SimReplica:
         await self.tasks.close()
         if self.lmcache is not None:
             await self.lmcache.close()
-        self._unbind()
+        for publisher in self.publishers:
+            publisher.close()
 
     def resolve_model(self, name: str | None) -> tuple[str, str | None]:
         """The name in the answer, and its LoRA adapter. No name means the base model."""
@@ -153,16 +148,11 @@ class SimReplica:
             return name, name
         raise RequestRefused(404, f"The model `{name}` does not exist.", "model")
 
-    def token_limit(self, prompt: EnginePrompt, max_tokens: int | None, name: str) -> TokenLimit:
-        """How many tokens an answer to a prompt may have, if the request's field `name` is `max_tokens`."""
+    def token_limit(self, prompt: EnginePrompt, max_tokens: int | None, name: str) -> int:
+        """As protocol.token_limit, for this model. Raises a 400, too, if the prompt leaves no room."""
         limit = token_limit(max_tokens, name, prompt.num_tokens, self.settings.max_model_len)
         self.check_length(prompt, room=1)
         return limit
-
-    def remember_response(self, stored: StoredResponse) -> None:
-        self.responses[stored.response["id"]] = stored
-        if len(self.responses) > _STORED_RESPONSES:
-            self.responses.popitem(last=False)
 
     def clear_caches(self, cpu_tier: bool = False) -> bool:
         """Returns False if an engine has blocks in use. The other engines are cleared nevertheless."""
@@ -195,10 +185,6 @@ class SimReplica:
             "blocked": self.faults.blocked,
             "recent": [told | _prompts_of(generation) for told, generation in self.recent],
         }
-
-    def _unbind(self) -> None:
-        for publisher in self.publishers:
-            publisher.close()
 
     def check_length(self, prompt: EnginePrompt, room: int) -> None:
         """Raises a 400 unless the prompt leaves this many tokens of the model's length."""

@@ -18,6 +18,7 @@ from gateway.simulator.errors import RequestRefused, bad_request
 from gateway.simulator.openai_api import PlannedChat, planned_chat
 from gateway.simulator.replica import SimReplica, StoredResponse
 
+_MOST_STORED = 1000
 _UNFINISHED = ("queued", "in_progress")
 _AS_IN_CHAT = (
     "temperature", "top_p", "stop", "stop_token_ids", "include_stop_str_in_output", "structured_outputs",
@@ -35,7 +36,10 @@ async def create_response(call: Call) -> web.StreamResponse:
     generation = call.generate([chat.prompt], chat.answers)
     if fields.flag(body, "store", default=True):
         conversation.append(_as_message(chat.answers[0]))
-        call.replica.remember_response(StoredResponse(answering.response, conversation, generation))
+        stored = call.replica.responses
+        stored[answering.response["id"]] = StoredResponse(answering.response, conversation, generation)
+        if len(stored) > _MOST_STORED:
+            stored.popitem(last=False)
     elif background:
         raise bad_request("background can only be used when `store` is true", "background")
     if not background:

@@ -79,9 +79,11 @@ def build_app(settings: SimSettings) -> web.Application:
     replica = SimReplica(settings)
 
     async def engines(_: web.Application) -> AsyncIterator[None]:
-        replica.start()
-        yield
-        await replica.close()
+        try:
+            replica.start()
+            yield
+        finally:
+            await replica.close()
 
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     for path, (handler, parse) in _INFERENCE.items():
