@@ -106,27 +106,21 @@ class Reaper:
         in_flight = await asyncio.gather(*(pool.read("HGET", k.flight(one.gateway), one.reservation) for one in reaped))
         lost = [one for one, entry in zip(reaped, in_flight, strict=True) if entry is None]
         chains = await read_chains(pool.read, k, [one.tip for one in lost]) if lost else []
-        unconfirmed: list[tuple[_Reaped, list[str]]] = []
         for one, bound in zip(lost, chains, strict=True):
             chain = bound.decode().split(" ")[5:] if bound is not None else []
             if pool.state is not None and pool.state.is_told(one.replica):
-                unconfirmed += ((one, chain[i : i + _KEYS_AT_ONCE]) for i in range(0, len(chain), _KEYS_AT_ONCE))
+                await self._take_back(one, chain)
             elif chain:
                 pool.claims.hold_at_once(one.replica, chain)
-        await self._take_back(unconfirmed)
         await pool.read("HDEL", k.reaped, *reservations)
 
-    async def _take_back(self, claimed: Sequence[tuple[_Reaped, Sequence[str]]]) -> None:
-        """Withdraw these keys' claims, _KEYS_AT_ONCE at a time."""
-        sent: list[asyncio.Future[Any]] = []
-        keys = 0
-        for one, chain in claimed:
-            sent.append(self._pool.claims.take_back(one.replica, one.reservation, chain))
-            keys += len(chain)
-            if keys >= _KEYS_AT_ONCE:
-                await _all_done(sent)
-                sent, keys = [], 0
-        await _all_done(sent)
+    async def _take_back(self, one: _Reaped, chain: Sequence[str]) -> None:
+        """Withdraw the claims of a request. What Redis refuses, it would refuse again. Raises other StoreErrors."""
+        for start in range(0, len(chain), _KEYS_AT_ONCE):
+            try:
+                await self._pool.claims.take_back(one.replica, one.reservation, chain[start : start + _KEYS_AT_ONCE])
+            except StoreRefused as error:
+                _log.warning("claims of a dead gateway were not withdrawn", reason=str(error))
 
 
 def _parse(reservation: bytes, entry: bytes | None) -> _Reaped | None:
@@ -136,12 +130,3 @@ def _parse(reservation: bytes, entry: bytes | None) -> _Reaped | None:
         return None
     replica, _incarnation, _since_ms, _backlog_tokens, tip, gateway = fields
     return _Reaped(reservation.decode(errors="replace"), replica, tip, gateway)
-
-
-async def _all_done(withdrawals: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait for them. Raises StoreError, but not if Redis refused one: it would refuse it again."""
-    for outcome in await asyncio.gather(*withdrawals, return_exceptions=True):
-        if isinstance(outcome, StoreRefused):
-            _log.warning("claims of a dead gateway were not withdrawn", reason=str(outcome))
-        elif isinstance(outcome, BaseException):
-            raise outcome

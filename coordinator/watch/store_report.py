@@ -15,10 +15,8 @@ from coordinator.watch.watch_session import Report
 _LATE_MS = 10_000
 """How long a report is good behind the end of its lease: this machine's clock may be another one than Redis'."""
 _TEXTS, _OF_KIND, _MOST_TEXT = ("version", "policy"), ("keys", "bytes", "evicted"), 100
-_NUMBERS = (
-    *("used_bytes", "maxmemory_bytes", "evicted_keys", "refused_writes", "hits", "misses"),
-    *("scripts_per_s", "script_us", "chunks"),
-)
+_OF_INFO = ("used_bytes", "maxmemory_bytes", "evicted_keys", "refused_writes", "hits", "misses")
+_NUMBERS = (*_OF_INFO, "scripts_per_s", "script_us", "chunks")
 
 
 def noted(report: Report) -> bytes:
@@ -28,12 +26,7 @@ def noted(report: Report) -> bytes:
         {
             "version": info.version_text,
             "policy": info.policy,
-            "used_bytes": info.used_bytes,
-            "maxmemory_bytes": info.maxmemory_bytes,
-            "evicted_keys": info.evicted_keys,
-            "refused_writes": info.refused_writes,
-            "hits": info.hits,
-            "misses": info.misses,
+            **{name: getattr(info, name) for name in _OF_INFO},
             "scripts_per_s": round(report.scripts_per_s, 1),
             "script_us": round(report.script_us, 1),
             "kinds": {

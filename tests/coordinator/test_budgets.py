@@ -214,8 +214,9 @@ async def test_requests_a_minute_are_a_leaky_bucket_for_all_gateways(
 
 async def later(client: redis.Redis, kind: str, seconds: float) -> None:
     """As if so much time had gone by."""
-    at_ms = float(await client.hget(KEYS.tenants, f"{kind} t"))
-    await client.hset(KEYS.tenants, f"{kind} t", f"{at_ms - 1000 * seconds:.3f}")
+    text = await client.hget(KEYS.tenants, f"{kind} t")
+    at_ms, written = float(text[:-13]), text[-13:]
+    await client.hset(KEYS.tenants, f"{kind} t", f"{at_ms - 1000 * seconds:.3f}{written}")
 
 
 async def test_tokens_a_minute_are_reserved_and_then_corrected_once(
@@ -480,7 +481,7 @@ async def test_an_emptied_store_is_told_what_is_in_flight(redis_server: RedisSer
         ("active t", "7", pytest.raises(TimeoutError)),
         ("active t m", "-3", nothing()),
         ("requests t", "soon", nothing()),
-        ("tokens t", "9" * 15, pytest.raises(OverLimit)),
+        ("tokens t", "9" * 15, nothing()),
     ],
 )
 async def test_what_somebody_wrote_into_the_limits_is_counted_again(

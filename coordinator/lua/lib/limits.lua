@@ -15,32 +15,22 @@
 -- The limits of these two hashes, as functions. Most requests have no limits, so these are made only when needed.
 local function budget_of(budgets_key, tenants_key)
   local budget = {}
-  local MINUTE_MS, UNDATED_MS, LATE_S, ROUNDING_MS = 60000, 600000, 3600, 0.5
+  local MINUTE_MS, LATE_S, ROUNDING_MS = 60000, 3600, 0.5
   local KINDS, DATED = { 'requests', 'tokens' }, '^(%d+%.%d%d%d)(' .. string.rep('%d', 13) .. ')$'
 
   local function set_empty_at(kind, tenant, at, now)
     write('HSET', tenants_key, kind .. ' ' .. tenant, string.format('%.3f%013d', at, now))
   end
 
-  -- When a bucket is empty; `now` if it is. If it was written later than now, the clock went back: what was in the bucket
-  -- then is in it now. Another version, or somebody by hand, has written a time without its date: it counts for ten minutes
-  -- at most.
+  -- When a bucket is empty; `now` if it is, or cannot be read. If it was written later than now, the clock went back: what
+  -- was in the bucket then is in it now.
   local function empty_at(kind, tenant, now)
-    local text = field_of(tenants_key, kind .. ' ' .. tenant)
-    local at, written = string.match(text or '', DATED)
-    if at then
-      local ahead_ms = tonumber(written) - now
-      at = tonumber(at)
-      if ahead_ms > 0 then
-        at = math.max(at - ahead_ms, now)
-        set_empty_at(kind, tenant, at, now)
-      end
-    else
-      at = sum_of(text)
-      if at > now + UNDATED_MS then
-        at = now + UNDATED_MS
-        set_empty_at(kind, tenant, at, now)
-      end
+    local at, written = string.match(field_of(tenants_key, kind .. ' ' .. tenant) or '', DATED)
+    at = tonumber(at or 0)
+    local ahead_ms = tonumber(written or 0) - now
+    if ahead_ms > 0 then
+      at = math.max(at - ahead_ms, now)
+      set_empty_at(kind, tenant, at, now)
     end
     return math.max(at, now)
   end
