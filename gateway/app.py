@@ -91,23 +91,16 @@ class Gateway:
         self.watcher = Watcher(settings.redis.url, self.id, settings.store.chunk_ttl_s)
         StoreMetrics(self.watcher, self.metrics.registry)
 
-        # The replicas: how to reach them, which there are, whether they are alive and make progress.
-        self.upstream = _upstream(settings, certificates.shown)
-        self.fleet = Fleet(settings.replicas, self.store, self.upstream)
-        self.known_models = KnownModels(self.fleet, self.store, settings.queue.models, settings.redis.namespace)
-        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
-        self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
-        progress = AnswerProgress(self.fleet, self.store)
-        hangs = HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
+        progress, hangs = self._watch_replicas(settings, certificates)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
         self.keyring = keyring = Keyring(settings.security)
         self.cors = Cors(settings.security.allow_origins)
         self.hosts = Hosts(settings.security.hosts) if keyring.is_open else None
-        self.admission = admission = Admission(settings.limits)
+        self.admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         self.tenants = tenants = Tenants(settings)
-        self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
+        self.router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.store.on_news, self.fleet.on_change = self._news, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
@@ -121,28 +114,30 @@ class Gateway:
         attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
-        # The paths that this gateway answers itself.
-        self.status = Status(
-            self.id,
-            settings,
-            self.reload,
-            self.store,
-            self.watcher,
-            self.fleet,
-            self.discovery,
-            admission,
-            self.metrics,
-        )
-        explainer = Explainer(self.reader, router, self.fleet, objects, settings.queue.hold_s)
-        self.control = self._own_paths(keyring, ExplainRoute(admission, explainer, settings.timeouts.body_s))
+        self.control = self._own_paths(keyring, objects)
+
+    def _watch_replicas(
+        self, settings: GatewaySettings, certificates: Certificates
+    ) -> tuple[AnswerProgress, HangDetector]:
+        """The replicas: how to reach them, which there are, whether they are alive and make progress."""
+        self.upstream = _upstream(settings, certificates.shown)
+        self.fleet = Fleet(settings.replicas, self.store, self.upstream)
+        self.known_models = KnownModels(self.fleet, self.store, settings.queue.models, settings.redis.namespace)
+        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
+        self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
+        progress = AnswerProgress(self.fleet, self.store)
+        return progress, HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
 
     def _use(self, settings: GatewaySettings) -> None:
         """From now on. Requests that run go on as they began."""
+        before, after = ({each.name: each for each in told.tenants} for told in (self.settings, settings))
         self.settings = settings
         self.keyring.use(settings.security)
         self.cors = Cors(settings.security.allow_origins)
         self.hosts = Hosts(settings.security.hosts) if self.keyring.is_open else None
         self.tenants.use(settings)
+        names = before.keys() | after.keys()
+        self.router.tenants_changed({name for name in names if before.get(name) != after.get(name)})
         self.operations.use(settings)
         self.outgoing.use(settings.replicas)
         self.discovery.use_listed(settings.replicas)
@@ -185,9 +180,23 @@ class Gateway:
             tracing=self.tracing,
         )
 
-    def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> ASGIApp:
-        """The application that answers them. Without `console.enabled`, the parts of the console are not made."""
+    def _own_paths(self, keyring: Keyring, objects: StoredObjects) -> ASGIApp:
+        """The application that answers the paths that no replica answers. Without `console.enabled`, the parts of the
+        console are not made."""
         settings, decisions = self.settings, self.decisions
+        self.status = Status(
+            self.id,
+            settings,
+            self.reload,
+            self.store,
+            self.watcher,
+            self.fleet,
+            self.discovery,
+            self.admission,
+            self.metrics,
+        )
+        explainer = Explainer(self.reader, self.router, self.fleet, objects, settings.queue.hold_s)
+        explained = ExplainRoute(self.admission, explainer, settings.timeouts.body_s)
         self.operations = operations = Operations(settings, self.fleet, self.store)
         control = build_control(self.status, self.fleet, keyring, explained, operations, decisions, self.metrics)
         if not settings.console.enabled:
@@ -310,6 +319,7 @@ class App:
         self, settings: GatewaySettings, certificates: Certificates, otel: OtelVariables, files: ConfigFiles
     ) -> None:
         self._made_of = settings, certificates, otel, files
+        self._is_asked = False
         self.gateway: Gateway | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -319,6 +329,8 @@ class App:
         try:
             await gateway.start()
             self.gateway = gateway
+            if self._is_asked:
+                self.reload()
             # All objects until here live as long as the process, so garbage collections need not visit them again.
             gc.collect()
             gc.freeze()
@@ -329,7 +341,8 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     def reload(self) -> None:
-        """Read the configuration again. Before the gateway has started, it was just read."""
+        """Read the configuration again, as soon as the gateway has started."""
+        self._is_asked = self.gateway is None
         if self.gateway is not None:
             self.gateway.reload.ask()
 

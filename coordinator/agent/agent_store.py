@@ -327,6 +327,7 @@ class Registration:
         """The incarnation that this agent last replaced by its own engine's. If it comes back, it is another engine's:
         an earlier incarnation of the same engine comes back only with a store that is as it was before."""
         self._last: AgentStore | None = None
+        self._seen_entries = 0
 
     async def open(self, snapshot: EngineSnapshot) -> AgentStore:
         """Connect, and register the replica, or a later incarnation of it. Raises StoreError and IdTaken."""
@@ -348,9 +349,10 @@ class Registration:
     async def _is_earlier(self, store: AgentStore) -> bool:
         """Whether the store has fewer of the replica's entries than this agent has seen: it lost its last writes, and
         came back as it was before them. (A Redis replica that lags became the master.)"""
-        seen = self._last.entries if self._last is not None else None
-        found = await store.ask("HGET", store.keys.entries, self._replica)
-        return seen is not None and (not found or (is_number(found) and int(found) < seen))
+        if self._last is not None:
+            self._seen_entries = max(self._seen_entries, self._last.entries or 0)
+        found = await store.ask("HGET", store.keys.entries, self._replica) or b"0"
+        return is_number(found) and int(found) < self._seen_entries
 
 
 def _words(known: ReplicaRecord, snapshot: EngineSnapshot) -> str:

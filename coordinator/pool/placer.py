@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreLate, StoreRefused
 from coordinator.placement import (
@@ -28,7 +28,7 @@ from coordinator.pool.link import Link
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.replicas import Replicas
 from coordinator.pool.reservations import Reservations
-from coordinator.pool.seats import GONE, Connect, Seats
+from coordinator.pool.seats import AGAIN, GONE, Connect, Seats
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.time_limit import IN_ALL, LoopLag
 from coordinator.redis.wire import Wire, has_result
@@ -92,8 +92,9 @@ class Placer:
         for reservation in list(self._unanswered):
             self._forget_call(reservation)
 
-    async def place(self, request: PlaceRequest) -> Placement | Reservation | None:
-        """Choose a replica and reserve; None if no replica of this pool is left.
+    async def place(self, request: PlaceRequest) -> Placement | Reservation | Literal["again"] | None:
+        """Choose a replica and reserve; None if no replica of this pool is left; `again` if the request is to be placed
+        under another reservation, because its tenant's limits have changed while it waited.
 
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
         undone as soon as the late reply says what it was. Redis has the budget, and more time if this process itself
@@ -117,6 +118,8 @@ class Placer:
                 return granted
             if granted == GONE:
                 return None
+            if granted == AGAIN:
+                return "again"
             again_s = min(2 * again_s, _LONGEST_AGAIN_S)
             await asyncio.sleep(again_s)
 

@@ -44,8 +44,8 @@ it would take replicas for idle that are not."""
 _AT_ONCE = 32
 """How many seats move to another queue in one step: some 2 ms of Redis' time."""
 _LOST = "lost"
-GONE = "gone"
-"""The pool has no replica for the request any more."""
+GONE, AGAIN = "gone", "again"
+"""The pool has no replica for the request any more; its tenant's limits have changed."""
 
 
 class _Waiting:
@@ -183,11 +183,11 @@ class Seats:
 
         self._link.tell("leave", check, True, gateway=self._link.gateway, seats=[reservation])
 
-    def send_away(self, reservation: str) -> None:
-        """No replica of this pool can serve the request any more, and another pool can."""
+    def send_away(self, reservation: str, status: str = GONE) -> None:
+        """No replica of this pool can serve the request any more, and another pool can. Or it is to be asked AGAIN."""
         one = self._waiting.get(reservation)
         if one is not None:
-            self._answer(reservation, GONE)
+            self._answer(reservation, status)
             self.leave(one.request)
 
     def take(self, reservation: Reservation) -> None:

@@ -122,10 +122,12 @@ def _add_explain(app: FastAPI, keyring: Keyring, explained: ExplainRoute) -> Non
         return await explained(request, caller, path)
 
 
-def _refuse_others(keyring: Keyring, request: Request) -> None:
-    """Raises ApiError unless the caller is an admin."""
-    if not keyring.identify(dict(request.headers)).is_admin:
+def _refuse_others(keyring: Keyring, request: Request) -> Caller:
+    """The caller. Raises ApiError unless it is an admin."""
+    caller = keyring.identify(dict(request.headers))
+    if not caller.is_admin:
         raise ApiError(403, "admin_key_required", f"{request.url.path}: it needs an admin key.")
+    return caller
 
 
 def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: Decisions) -> None:
@@ -137,7 +139,7 @@ def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: De
         replica: str | None = None,
         request_id: str | None = None,
     ) -> Response:
-        _refuse_others(keyring, request)
+        caller = _refuse_others(keyring, request)
         if unknown := sorted(set(request.query_params) - _SELECTED):
             message = f"{unknown[0]}: is not known here; known: {', '.join(sorted(_SELECTED))}."
             raise ApiError(400, "invalid_value", message, unknown[0])
@@ -145,7 +147,7 @@ def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: De
         asked = {name: value for name, value in wanted.items() if value is not None}
         decisions.refuse_too_many()
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        events = told(decisions, asked, lambda: status.is_draining)
+        events = told(decisions, asked, lambda: status.is_draining or not keyring.knows(caller))
         return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 

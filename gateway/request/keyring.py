@@ -65,6 +65,10 @@ class Keyring:
         """Whether no keys are configured: everybody may do everything."""
         return not self._keys
 
+    def knows(self, caller: Caller) -> bool:
+        """Whether its key is still valid, and means the same."""
+        return caller == self._anyone if self.is_open else any(self._caller(key) == caller for _, key in self._keys)
+
     def admin(self, name: str) -> Caller | None:
         """The caller with the admin key of this name; None if there is none."""
         for _, key in self._keys:

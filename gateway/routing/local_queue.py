@@ -184,6 +184,12 @@ class LocalQueue:
         if waiter is not None and not waiter.answer.done():
             waiter.answer.set_result(None)
 
+    def ask_again(self, reservation: str) -> None:
+        """The limits of its tenant have changed."""
+        waiter = self._waiting.get(reservation)
+        if waiter is not None and not waiter.answer.done():
+            waiter.answer.set_result("again")
+
     def replicas_changed(self, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
         """Requests that wait, here or on seats, go to the replicas that serve their models now: `serving_now` tells
         them, None if that is not known."""

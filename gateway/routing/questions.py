@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.placement import PlaceRequest
+from coordinator.placement import PlaceRequest, Standing, TenantLimits
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from gateway.request.reader import Job
@@ -32,16 +32,7 @@ class Questions:
 
     def ask(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
         """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
-        room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
-        can_wait = job.prompt is not None and job.endpoint.computes_prompt
-        limits = None
-        if job.method == "POST" and job.endpoint.computes_prompt:
-            # Between calls of the server's tools, an engine computes a response's context again.
-            has_turns = job.endpoint.stores_responses and job.max_output_tokens is None
-            most_tokens = 0 if has_turns else job.choices * job.served.longest_tokens
-            limits = self._tenants.limits_of(
-                job.caller.tenant, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
-            )
+        room_share, standing, limits = self._of_tenant(job, since_ms)
         order: Sequence[str] = ()
         affinity = affinity_of(job)
         if job.policy == "consistent_hash":
@@ -62,11 +53,37 @@ class Questions:
             may_report=job.endpoint.reports_blocks and not job.is_batch,
             shape=job.prompt.shape() if job.prompt else b"{}",
             is_streamed=job.stream,
-            room_share=room_share if can_wait else 0.0,
+            room_share=room_share,
             standing=standing,
             limits=limits,
             affinity=affinity,
         )
+
+    def again(self, request: PlaceRequest, job: Job) -> PlaceRequest:
+        """The same question, under another reservation, with what its tenant has now. It keeps its place."""
+        room_share, standing, limits = self._of_tenant(job, request.standing.since_ms)
+        return replace(
+            request,
+            reservation=self.new_reservation(),
+            release="",
+            room_share=room_share if request.room_share else 0.0,
+            standing=standing,
+            limits=limits,
+        )
+
+    def _of_tenant(self, job: Job, since_ms: int) -> tuple[float, Standing, TenantLimits | None]:
+        """The room that the request may use, its standing, its limits."""
+        room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
+        can_wait = job.prompt is not None and job.endpoint.computes_prompt
+        limits = None
+        if job.method == "POST" and job.endpoint.computes_prompt:
+            # Between calls of the server's tools, an engine computes a response's context again.
+            has_turns = job.endpoint.stores_responses and job.max_output_tokens is None
+            most_tokens = 0 if has_turns else job.choices * job.served.longest_tokens
+            limits = self._tenants.limits_of(
+                job.caller.tenant, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
+            )
+        return room_share if can_wait else 0.0, standing, limits
 
     def knobs(self, policy: str, tells_costs: bool = False) -> PolicyKnobs:
         """The settings of a policy. `tells_costs`: the answer is to say what the candidates cost."""

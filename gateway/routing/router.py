@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from coordinator.errors import NoRoom, OverLimit, StoreError, StoreLate
 from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation
 from coordinator.pool.pool import Pool
+from coordinator.pool.seats import AGAIN
 from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.errors import ApiError
@@ -23,9 +23,12 @@ from gateway.routing.pool_choice import PoolChoice, aim_at_any
 from gateway.routing.questions import Questions, affinity_of
 from gateway.routing.rate_limits import rate_limited
 from gateway.routing.rendezvous import fallback_order, first_usable, rendezvous_order
-from gateway.routing.tenants import Tenants
+from gateway.routing.tenants import NOBODY, Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
+
+_Placed = Placement | Reservation | Literal["away", "again"] | None
+"""`away`: the store gives no answer that can be used; `again`: the request is to be asked again."""
 
 
 class Router:
@@ -110,23 +113,20 @@ class Router:
         the store is back, it is asked again."""
         while True:
             self._asking[request.reservation] = job
+            overtakes = self._local.would_overtake(pool, request)
             try:
-                if not self._local.would_overtake(pool, request):
-                    placement = await self._in_store(job, pool, request)
-                    if not isinstance(placement, str):
-                        return self._ticket(job, pool, request, placement)
-                if last is not None:
-                    _give_back(last)
-                placed = await self._local.place(pool, request, last is not None or request.is_counted)
+                placed: _Placed = "away" if overtakes else await self._in_store(job, pool, request)
+                if placed == "away":
+                    if last is not None:
+                        _give_back(last)
+                    placed = await self._local.place(pool, request, last is not None or request.is_counted)
             finally:
                 del self._asking[request.reservation]
             if not isinstance(placed, str):
                 return self._ticket(job, pool, request, placed)
-            request = replace(request, reservation=self.questions.new_reservation(), release="")
+            request = self.questions.again(request, job)
 
-    async def _in_store(
-        self, job: Job, pool: Pool, request: PlaceRequest
-    ) -> Placement | Reservation | Literal["away"] | None:
+    async def _in_store(self, job: Job, pool: Pool, request: PlaceRequest) -> _Placed:
         """What the store answers, or that it gives no answer that can be used."""
         try:
             placement = await pool.place(request)
@@ -140,7 +140,7 @@ class Router:
             if isinstance(refusal, OverLimit):
                 self._local.told(request, refusal.left)
             raise
-        if isinstance(placement, Reservation):  # by this gateway, while the request waited
+        if placement == "again" or isinstance(placement, Reservation):  # by this gateway, while the request waited
             return placement
         self._store.note(pool.name, None)
         if placement is None or placement.replica in job.served.replicas:
@@ -210,6 +210,13 @@ class Router:
         job.backends = backends
         job.aim(same)
         return job.served.shared
+
+    def tenants_changed(self, names: Collection[str]) -> None:
+        """Their limits and priorities: requests of theirs that wait are asked again, and keep their places."""
+        for reservation, job in list(self._asking.items()):
+            if (job.caller.tenant or NOBODY) in names:
+                self._store.pool(job.served.pool).seats.send_away(reservation, AGAIN)
+                self._local.ask_again(reservation)
 
     def leave_dead_pools(self) -> None:
         """Replicas have come, gone or changed. Requests that wait for replicas of which none is ready, or that are not

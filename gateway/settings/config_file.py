@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
-_UNQUOTED_FIELDS = {"url", "sha256", "cache_salt_secret"}
+_UNQUOTED_FIELDS = {"url", "sha256", "cache_salt_secret", "replica_api_key"}
 _LONGEST_QUOTED_CHARS = 40
 
 # By pydantic's kind of error, with the values of its context.
@@ -130,9 +130,10 @@ def _read_yaml(text: str) -> tuple[dict[Any, Any] | None, list[str]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
-        return None, [f"{where}: is not YAML: {error.problem}; check indentation and quotes"]
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        return None, [f"file: is not YAML: {' '.join(str(error).split())}"]
+        what = str(error.problem).partition("'")[0].strip()  # it may quote a secret
+        return None, [f"{where}: is not YAML: {what}; check indentation and quotes"]
+    except Exception as error:  # of texts that are no YAML, and of values of its types that do not exist
+        return None, [f"file: is not YAML ({type(error).__name__})"]
     if root is None or data is None:
         return {}, []
     if not isinstance(data, dict):

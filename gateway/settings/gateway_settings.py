@@ -77,7 +77,8 @@ class ReplicaSettings(Section):
     def _is_base_url(cls, url: str) -> str:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(parts):
-            raise ValueError(f"{url!r} is not a server's base URL, like http://10.0.0.7:8000")
+            shown = f"{url!r} " if "@" not in url else ""  # it may hold a password
+            raise ValueError(f"{shown}is not a server's base URL, like http://10.0.0.7:8000")
         try:
             parts.hostname.encode("idna")
         except UnicodeError:

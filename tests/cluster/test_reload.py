@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from bench.cluster import Cluster, running_cluster
+from gateway.settings.gateway_settings import build_settings
 from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import CHAT, chat, held_stream, prose
 from tests.cluster.gateways import another_gateway, configured_like
@@ -119,18 +121,22 @@ async def test_a_tenants_limits_change_live(cluster: Cluster, http: httpx.AsyncC
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "field"),
     [
-        ("security: [", "is not YAML"),
-        (yaml.safe_dump(configured(OLD | {"sha256": "abc"})), "security.api_keys[0].sha256: must be 64 lower-case"),
-        (yaml.safe_dump(configured(OLD, OPS, tenants=[{"name": "team", "priority": "vip"}])), "none of queue.bands"),
+        ("security: [", "line 1, column 12"),
+        ("", "empty"),
+        ("security: {replica_api_key: *secret}", "line 1, column 29"),
+        ("a: !!int ''", "not YAML"),
+        ("a: " + "[" * 3000, "not YAML"),
+        (yaml.safe_dump(configured(OLD | {"sha256": "abc"})), "security.api_keys[0].sha256"),
+        (yaml.safe_dump(configured(OLD, OPS, tenants=[{"name": "team", "priority": "vip"}])), "tenants"),
     ],
 )
-async def test_a_bad_file_changes_nothing_and_says_what_is_wrong(
-    cluster: Cluster, http: httpx.AsyncClient, file: Path, text: str, problem: str
+async def test_a_bad_file_changes_nothing_and_says_where_it_is_wrong(
+    cluster: Cluster, http: httpx.AsyncClient, file: Path, text: str, field: str
 ) -> None:
     async def all_tell() -> bool:
-        return all(problem in str(each) for each in await told(http, cluster, "config_problems"))
+        return all(field in str(each) for each in await told(http, cluster, "config_problems"))
 
     async def nobody_tells() -> bool:
         return await told(http, cluster, "config_problems") == [None] * 4
@@ -138,10 +144,52 @@ async def test_a_bad_file_changes_nothing_and_says_what_is_wrong(
     before = write(file, text)
     await eventually(all_tell)
     assert await gauges(http, cluster) == [0] * 4
+    assert "secret" not in str(await told(http, cluster, "config_problems"))
     assert await are(http, cluster, "old-key-0123456789", 200)
     write(file, before)
     await eventually(nobody_tells)
     assert await gauges(http, cluster) == [1] * 4
+
+
+async def test_a_removed_admin_key_watches_no_longer(cluster: Cluster, http: httpx.AsyncClient, file: Path) -> None:
+    headers = {"authorization": "Bearer ops-key-0123456789"}
+    async with http.stream("GET", f"{cluster.gateway_urls[0]}/v1/decisions", headers=headers) as watched:
+        pieces = watched.aiter_bytes()
+        await anext(pieces)
+        write(file, configured(OLD))
+        async for _ in pieces:  # ends by itself
+            pass
+    assert await are(http, cluster, "ops-key-0123456789", 401)
+
+
+async def test_a_raised_limit_lets_queued_requests_go(cluster: Cluster, http: httpx.AsyncClient, file: Path) -> None:
+    def limited(concurrency: int) -> dict[str, Any]:
+        return configured(OLD, OPS, tenants=[{"name": "team", "limits": {"concurrency": concurrency}}])
+
+    async def queued(tenants: int) -> bool:
+        found = await http.get(f"{url}/v1/queue", headers={"authorization": "Bearer ops-key-0123456789"})
+        return found.text.count('"tenant":"team"') == tenants
+
+    url = cluster.gateway_urls[0]
+    http.headers["authorization"] = "Bearer old-key-0123456789"
+    write(file, limited(1))
+    await eventually(lambda: are_limited(http, cluster))
+    async with held_stream(http, url, prose("long"), max_tokens=4000) as stream:
+        waiting = asyncio.ensure_future(http.post(url + CHAT, json=chat(prose("queued"), 2)))
+        await eventually(lambda: queued(1))
+        write(file, limited(2))
+        assert (await waiting).status_code == 200
+        assert await stream.goes_on(), "it was not waited for"
+
+
+async def are_limited(http: httpx.AsyncClient, cluster: Cluster) -> bool:
+    """Whether all gateways have read the tenant's limit."""
+    admin = {"authorization": "Bearer ops-key-0123456789"}
+    pages = [(await http.get(f"{url}/version", headers=admin)).json() for url in cluster.gateway_urls]
+    return len({page["settings"]["tenants"] for page in pages}) == 1 and pages[0]["settings"]["tenants"] != _NO_TENANTS
+
+
+_NO_TENANTS = build_settings({}, {}).fingerprint()["tenants"]
 
 
 async def test_what_needs_a_restart_is_named_and_the_rest_is_used(

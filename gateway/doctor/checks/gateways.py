@@ -43,7 +43,7 @@ NEEDS_RESTART = FindingKind(
     "gateway-needs-restart",
     "warning",
     "its file says something else than it does, until it starts again",
-    "restart the gateways one by one (docs/how-to/upgrade.md), or take that back",
+    "restart the gateways one by one (docs/how-to/upgrade.md; kvgate down and up), or take that back",
 )
 VERSIONS_DIFFER = FindingKind(
     "gateway-versions-differ",

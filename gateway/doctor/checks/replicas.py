@@ -52,7 +52,7 @@ DEAD = FindingKind(
     "replica-dead",
     "error",
     "its health checks fail, so gateways send it nothing, and the other replicas carry its share of the load",
-    "start it again at {url}; if it is gone for good, remove it from the gateways' `replicas` and restart them",
+    "start it again at {url}; if it is gone for good, remove it from the gateways' `replicas`",
 )
 HUNG = FindingKind(
     "replica-hangs",

@@ -130,7 +130,8 @@ def _targets(
             raise CommandError("with --gateway, give --redis-url or --config, too") from None
         raise
     try:
-        written = _configured(load(state_dir / f"{cluster.gateways[0].id}.yaml"))
+        files = [Path(cluster.base_config)] if cluster.base_config else []
+        written = _configured(load([*files, state_dir / f"{cluster.gateways[0].id}.yaml"]))
     except CommandError as error:  # mostly secrets, which were in the environment of `kvgate up` only
         key = os.environ.get("KVGATE_REPLICA_API_KEY")
         written = {"replica_key": key, "settings": Unknown(str(error).replace("\n", " "))}

@@ -59,16 +59,17 @@ def gateway(config: ConfigFile) -> None:
     import os
 
     with long_lived_imports():
+        from gateway.reload import ConfigFiles
+
+        files = ConfigFiles(config, os.environ)
         settings = load(config)
         from gateway.access_log import CannotWrite
-        from gateway.reload import ConfigFiles
         from gateway.server import serve
         from gateway.tls import BadCertificate
         from gateway.tracing.otel_variables import BadVariable
         from gateway.tracing.tracing import variables_for
 
     try:
-        files = ConfigFiles(config, os.environ)
         serve(settings, variables_for(settings.tracing, os.environ), files, list(contradictions_in(settings)))
     except (BadCertificate, BadVariable, CannotWrite) as error:
         raise CommandError(str(error)) from None

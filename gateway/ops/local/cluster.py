@@ -102,6 +102,7 @@ class LocalCluster:
             gateways=gateways,
             replicas=[ClusterProcess(replica.id, replica.url, pids.get(replica.id)) for replica in replicas],
             redis_namespace=self._namespace,
+            base_config=str(plan.base_config.absolute()) if plan.base_config else "",
         )
         write_cluster(plan.state_dir, cluster)
         return cluster
@@ -218,7 +219,7 @@ class LocalCluster:
         for n, port in enumerate(ports):
             name = f"gw{n}"
             base = self._plan.base_config
-            files = [path for path in (base and base.resolve(), self._config_of(n)) if path is not None]
+            files = [path for path in (base and base.absolute(), self._config_of(n)) if path is not None]
             command = (*_KVGATE, "gateway", *(part for path in files for part in ("--config", str(path))))
             gateways.append(ClusterProcess(name, f"http://{HOST}:{port}", self._start("gateway", name, command).pid))
         if self._plan.detach:  # this process exits: name those that stay

@@ -41,6 +41,8 @@ class Cluster:
     gateways: list[ClusterProcess]
     replicas: list[ClusterProcess]
     redis_namespace: str = ""
+    base_config: str = ""
+    """The file that each gateway reads before its own; empty for none."""
 
 
 def agent_id(replica: str) -> str:
@@ -58,7 +60,13 @@ def read_cluster(state_dir: Path) -> Cluster:
     if found is None:
         raise ClusterError(f"no cluster is up in {state_dir}: start one with `kvgate up --state-dir {state_dir}`")
     members = {kind: [ClusterProcess(**member) for member in found[kind]] for kind in ("gateways", "replicas")}
-    return Cluster(found["url"], found["redis_url"], **members, redis_namespace=found.get("redis_namespace", ""))
+    return Cluster(
+        found["url"],
+        found["redis_url"],
+        **members,
+        redis_namespace=found.get("redis_namespace", ""),
+        base_config=found.get("base_config", ""),
+    )
 
 
 def write_processes(state_dir: Path, processes: list[Process]) -> None:

@@ -67,3 +67,18 @@ async def test_a_store_that_comes_back_as_it_was_in_the_engines_earlier_life_is_
     store = await registration.open(LATER)
     assert (await client.hget(KEYS.replicas, "r0")).startswith(f"{LATER.started} ")
     await store.close()
+
+
+async def test_an_engine_of_which_nothing_was_said_is_no_reason_to_believe_that_the_store_went_back(
+    server: RedisServer, client: redis.Redis
+) -> None:
+    registration = Registration(server.url, "r0", "agent0")
+    records = []
+    for engine in (EARLIER, LATER):
+        store = await registration.open(engine)
+        await store.attend(VITALS, leaving=True)
+        await store.close()
+        records.append(await client.hget(KEYS.replicas, "r0"))
+    await client.hset(KEYS.replicas, "r0", records[0])
+    with pytest.raises(IdTaken):
+        await registration.open(LATER)

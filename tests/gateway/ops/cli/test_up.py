@@ -57,7 +57,7 @@ def cluster(shared_kvgate: Kvgate) -> dict[str, Any]:
 
 
 def test_cluster_json_says_where_everything_is(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
-    assert cluster.keys() == {"url", "redis_url", "redis_namespace", "gateways", "replicas"}
+    assert cluster.keys() == {"url", "redis_url", "redis_namespace", "base_config", "gateways", "replicas"}
     assert cluster["url"] == f"http://127.0.0.1:{shared_kvgate.port}"
     assert cluster["redis_url"].startswith("redis://127.0.0.1:")
     assert not cluster["redis_url"].startswith("redis://127.0.0.1:9/")
