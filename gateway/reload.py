@@ -96,7 +96,7 @@ class Reload:
                     await self._asked.wait()
             except TimeoutError:
                 seen, self._seen = self._seen, await _apart(self._files.stamp)
-                if self._seen in (self._stamp, ()) or self._seen != seen:
+                if self._seen == self._stamp or self._seen != seen:
                     continue
             self._asked.clear()
             await self._read()
