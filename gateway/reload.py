@@ -53,7 +53,8 @@ class ConfigFiles:
     def load(self) -> GatewaySettings:
         """Raises SettingsError. A file that is empty is one that is being written, or was cut."""
         for path in self.paths:
-            if path.stat().st_size == 0 or not stat.S_ISREG(path.stat().st_mode):
+            found = path.stat()
+            if found.st_size == 0 or not stat.S_ISREG(found.st_mode):
                 raise SettingsError([f"file: {path.name} is empty, or no file"])
         return load_settings(self.paths, self.env)
 

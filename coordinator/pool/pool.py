@@ -85,12 +85,8 @@ class Pool:
             connect=connect,
             reassert=self.reassert,
         )
-        self.place, self.explain, self.seats, self.subsets = (
-            placer.place,
-            placer.explain,
-            placer.seats,
-            placer.subsets,
-        )
+        self.place, self.explain = placer.place, placer.explain
+        self.seats, self.subsets = placer.seats, placer.subsets
         self.prefills = Prefills(link, reservations)
 
     def __repr__(self) -> str:

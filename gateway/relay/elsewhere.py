@@ -51,9 +51,8 @@ class Elsewhere:
             return True  # placements soon avoid such a replica, so these retries end by themselves
         if not self._fleet.is_ready(replica):
             return True
-        fails_everybody = self._failures.errs_in_a_row(replica) and self._has_sound_one(
-            job, tried
-        )  # its breaker opens soon
+        # The breaker of a replica that fails everybody opens soon.
+        fails_everybody = self._failures.errs_in_a_row(replica) and self._has_sound_one(job, tried)
         if self._budget.take(time.monotonic(), may_exceed=fails_everybody):
             return True
         self._metrics.retries_withheld.inc()

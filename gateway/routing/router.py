@@ -109,8 +109,8 @@ class Router:
         return ticket
 
     async def _placed(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
-        """Asks the store. A request that it does not place takes room in this gateway's share, or waits for it; when
-        the store is back, it is asked again."""
+        """Asks the store. A request that it does not place takes room in this gateway's share, or waits for it. It is
+        asked again when the store is back, and when its tenant's limits have changed."""
         while True:
             self._asking[request.reservation] = job
             overtakes = self._local.would_overtake(pool, request)

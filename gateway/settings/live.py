@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -36,7 +37,7 @@ def change(running: GatewaySettings, wanted: GatewaySettings) -> Change:
     told = running.model_dump()
     for path in taken:
         *section, field = path.split(".")
-        (told[section[0]] if section else told)[field] = _at(wanted.model_dump(), path)
+        (told[section[0]] if section else told)[field] = _at(wanted, path)
     try:
         settings = GatewaySettings.model_validate(told)
     except ValidationError as error:
@@ -57,8 +58,5 @@ def _paths(model: type[BaseModel]) -> list[str]:
     return paths
 
 
-def _at(settings: BaseModel | dict[str, Any], path: str) -> Any:
-    found: Any = settings
-    for name in path.split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return found
+def _at(settings: GatewaySettings, path: str) -> Any:
+    return attrgetter(path)(settings)

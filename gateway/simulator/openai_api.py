@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -136,8 +137,9 @@ class _Answers(Dialect):
             "metrics": None,
         }
 
+    @abstractmethod
     def _choice(self, index: int, answer: GeneratedAnswer) -> dict[str, Any]:
-        raise NotImplementedError
+        """One choice of the whole answer."""
 
     def _ending(self, answer: GeneratedAnswer) -> dict[str, Any]:
         ending = {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
