@@ -49,11 +49,30 @@ def _connection(url: str, connect_s: float) -> AbstractConnection:
         options: dict[str, Any] = dict(parse_url(url))
         kind: type[AbstractConnection] = options.pop("connection_class", Connection)
         options |= {"protocol": 2, "socket_connect_timeout": connect_s, "driver_info": _DRIVER}
+        options["redis_connect_func"] = _greet
         return kind(**options)
     except (RedisError, TypeError, ValueError) as error:
         raise StoreDown(
             f"no connection can be made of this URL: {error}; see its options after the question mark"
         ) from error
+
+
+async def _greet(connection: AbstractConnection) -> None:
+    """Authenticate. A connection that is refused is aborted: redis-py only closes it, and TLS then waits for Redis'
+    goodbye, or 30 s, before the socket is gone."""
+    transport = _transport(connection)
+    try:
+        await connection.on_connect()
+    except BaseException:
+        transport.abort()
+        raise
+
+
+def _transport(connection: AbstractConnection) -> asyncio.Transport:
+    # redis-py has no public way to hand over a connection: its stream is in a private attribute.
+    writer = connection._writer  # noqa: SLF001
+    assert writer is not None
+    return cast("asyncio.Transport", writer.transport)
 
 
 class _NoScript(StoreRefused):
@@ -109,10 +128,7 @@ class Wire(asyncio.Protocol):
         self._write_later: asyncio.TimerHandle | None = None
         self._broken: StoreError | None = None
         self._replies = hiredis.Reader(replyError=_refusal, notEnoughData=_INCOMPLETE)
-        # redis-py has no public way to hand over a connection: its stream is in a private attribute.
-        writer = connection._writer  # noqa: SLF001
-        assert writer is not None
-        self._transport = cast("asyncio.Transport", writer.transport)
+        self._transport = _transport(connection)
         self._transport.set_protocol(self)
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from coordinator.store import Store, StoreOptions
 from gateway.ops.local.embedded_redis import system_redis
 from gateway.ops.local.ports import free_ports
 from tests.certificates import self_signed
+from tests.polling import eventually
 from tests.programs import needs
 from tests.redis_server import running_redis
 
@@ -43,8 +44,7 @@ async def test_a_store_connects_over_tls_with_a_password(certificate: Path, tls_
     url = f"rediss://:open%20sesame@127.0.0.1:{tls_port}/0?ssl_ca_certs={certificate}"
     store = Store(StoreOptions(url, budget_s=0.5), "gw.1")
     running = asyncio.get_running_loop().create_task(store.run())
-    await store.first_attempt()
-    assert store.is_up(), store.reason
+    await eventually(store.is_up)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
