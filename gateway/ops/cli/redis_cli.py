@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,17 +49,12 @@ def redis_cli(
     if command and command[0].lower() in _NEVER_END:
         raise CommandError(f"{command[0]} needs redis-cli itself (apt install redis-tools)")
     from coordinator.redis.address import is_cluster
+    from gateway.ops.local.state_dir import read_cluster
 
-    url = redis_url or _of_cluster(state_dir)
+    url = redis_url or read_cluster(state_dir).redis_url
     if is_cluster(url):
         raise CommandError("a Redis Cluster has several servers, and this asks one: use redis-cli -c")
     asyncio.run(_run(url, command, pattern))
-
-
-def _of_cluster(state_dir: Path) -> str:
-    from gateway.ops.local.state_dir import read_cluster
-
-    return read_cluster(state_dir).redis_url
 
 
 async def _run(url: str, command: list[str] | None, pattern: str) -> None:

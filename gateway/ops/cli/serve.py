@@ -20,9 +20,7 @@ _LMCACHE = SimLmcacheSettings(cpu_gb=1.0)
 
 def _lmcache(text: str) -> SimLmcacheSettings:
     """`redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64`."""
-    kinds = {field.name: type(getattr(_LMCACHE, field.name)) for field in dataclasses.fields(SimLmcacheSettings)} | {
-        "redis_url": str
-    }
+    kinds = {name: type(value) for name, value in dataclasses.asdict(_LMCACHE).items()} | {"redis_url": str}
     told = dict(part.partition("=")[::2] for part in text.split(","))
     if unknown := told.keys() - kinds.keys():
         raise CommandError(f"--lmcache {text}: {', '.join(sorted(unknown))} is none of {', '.join(kinds)}")
@@ -79,23 +77,9 @@ def gateway(config: ConfigFile) -> None:
 
 # The options of replica-sim that need more than a line.
 ServedNames = Annotated[
-    list[str] | None,
-    Option(
-        "--served-name",
-        help="A name under which it serves the model; repeatable.",
-        show_default=_SIM.served_names[0],
-    ),
+    list[str] | None, Option("--served-name", help="A name of the model; repeatable.", show_default="sim")
 ]
-VllmVersion = Annotated[
-    str, Option(help="The vLLM version that it says it is. Before 0.30, KV events name no sessions.")
-]
-EventsPort = Annotated[
-    int, Option(min=0, max=65535, help="Port for the KV events of rank 0, followed by the others'; 0: free ones.")
-]
-ReplayPort = Annotated[
-    int, Option(min=0, max=65535, help="Port for the replays of rank 0, followed by the others'; 0: free ones.")
-]
-ReplaySteps = Annotated[int, Option(min=0, help="Event batches that it keeps for replays; 0 means no replays.")]
+RankPort = Annotated[int, Option(min=0, max=65535, help="That of rank 0, followed by the others'; 0: free ones.")]
 Lmcache = Annotated[
     SimLmcacheSettings | None,
     Option(
@@ -118,20 +102,18 @@ def replica_sim(
     max_num_seqs: Annotated[int, Option(min=1, help="Requests that it runs at once.")] = _SIM.max_num_seqs,
     max_num_batched_tokens: Annotated[int, Option(min=1, help="Tokens of one step.")] = _SIM.max_num_batched_tokens,
     data_parallel: Annotated[int, Option(min=1, help="Engines in it, one per rank.")] = _SIM.data_parallel,
-    data_parallel_start_rank: Annotated[
-        int, Option(min=0, help="The rank of its first engine.")
-    ] = _SIM.data_parallel_start_rank,
+    data_parallel_start_rank: Annotated[int, Option(min=0, help="The rank of its first engine.")] = 0,
     prefill_tokens_per_s: Annotated[
-        float, Option(min=1, help="Tokens prefilled in a second.")
+        float, Option(min=1, help="Tokens of prompts a second.")
     ] = _SIM.prefill_tokens_per_s,
     decode_s_per_token: Annotated[float, Option(min=0, help="Seconds of one decode step.")] = _SIM.decode_s_per_token,
     speed: Annotated[float, Option(min=0, help="Divides every simulated time; 0 means no delays at all.")] = _SIM.speed,
-    vllm_version: VllmVersion = _SIM.vllm_version,
+    vllm_version: Annotated[str, Option(help="The version of vLLM that it says it is.")] = _SIM.vllm_version,
     attention: Annotated[list[str] | None, Option(help="The kind of a group of its blocks; repeatable.")] = None,
     events: Annotated[bool, Option(help="Publish KV events over ZeroMQ.")] = _SIM.events,
-    events_port: EventsPort = _SIM.events_port,
-    replay_port: ReplayPort = _SIM.replay_port,
-    replay_steps: ReplaySteps = _SIM.replay_steps,
+    events_port: RankPort = _SIM.events_port,
+    replay_port: RankPort = _SIM.replay_port,
+    replay_steps: Annotated[int, Option(min=0, help="Event batches to replay; 0: none.")] = _SIM.replay_steps,
     cpu_blocks: Annotated[int, Option(min=0, help="Blocks of its CPU offload tier; 0 means none.")] = _SIM.cpu_blocks,
     lmcache: Lmcache = None,
 ) -> None:
@@ -158,19 +140,12 @@ def replica_sim(
         "adapters": tuple(adapters or ()),
         "attention": tuple(attention or _SIM.attention),
     }
-    try:
-        settings = SimSettings(**fields)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    _serve_replica(settings)
-
-
-def _serve_replica(settings: SimSettings) -> None:
     with long_lived_imports():
         from gateway.simulator.server import run
 
-    host, port = settings.host, settings.port
     try:
-        run(settings, lambda bound: typer.echo(f"replica {settings.id} on http://{host}:{bound}"))
+        run(SimSettings(**fields), lambda bound: typer.echo(f"replica {id} on http://{host}:{bound}"))
+    except ValueError as error:
+        raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

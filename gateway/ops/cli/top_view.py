@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ class Figures:
     def of(cls, records: Sequence[dict[str, Any]], seconds: float) -> Figures:
         """Records are from anybody who can write into the store, so each number is checked."""
         told = [one for one in records if _number(one, "cached_tokens") is not None and _number(one, "prompt_tokens")]
-        prompts, cached = _sum(told, "prompt_tokens"), _sum(told, "cached_tokens")
+        prompts, cached = (sum(_number(one, name) or 0 for one in told) for name in ("prompt_tokens", "cached_tokens"))
         first = sorted(ms for one in records if (ms := _number(one, "first_byte_ms")) is not None)
         failed = sum((_number(one, "status") or 0) >= 500 for one in records)
         return cls(
@@ -82,10 +82,6 @@ def _number(record: dict[str, Any], name: str) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _sum(records: Iterable[dict[str, Any]], name: str) -> float:
-    return sum(_number(record, name) or 0 for record in records)
-
-
 def view(seen: dict[str, Any], tally: Tally, sort: str, now_s: float) -> RenderableType:
     """Everything on one page. Replicas are sorted by `name`, `requests`, `rate`, `cached` or `keys`."""
     seen = all_printable(seen)
@@ -95,43 +91,38 @@ def view(seen: dict[str, Any], tally: Tally, sort: str, now_s: float) -> Rendera
     notes = [f"{tally.dropped} decisions were not shown"] if tally.dropped else []
     notes += [note for note in map(printable, (tally.trouble, tally.problem)) if note]
     parts: list[RenderableType] = [_replicas(seen, recent, sort, seconds), Text(), _gateways(recent, seconds), Text()]
-    parts += [Text(f"{_waiting(seen)}"), Text(), Text("last decisions", style="bold")]
+    parts += [Text(_waiting(seen)), Text(), Text("last decisions", style="bold")]
     parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in reversed(lines)]
     return Group(*parts, *(Text(note, style="yellow") for note in notes))
 
 
+_FIGURES = ("requests/s", "failed", "cached", "first byte ms")
+_REPLICA = ("replica", "pool", "state", "in flight", "prompts ahead", "room", "keys", *_FIGURES)
+_ORDERS: dict[str, Callable[[dict[str, Any], Figures], float]] = {
+    "name": lambda _replica, _figures: 0,
+    "requests": lambda replica, _figures: -replica["active_requests"],
+    "rate": lambda _replica, figures: -figures.per_s,
+    "cached": lambda _replica, figures: -(figures.cached_share or 0),
+    "keys": lambda replica, _figures: -replica["keys"],
+}
+"""What comes first, by the name of an order; of equal ones, by the replica's name."""
+
+
 def _replicas(seen: dict[str, Any], recent: Sequence[dict[str, Any]], sort: str, seconds: float) -> RenderableType:
     rooms = {(pool["pool"], room["replica"]): room for pool in seen["pools"] for room in pool["replicas"]}
-    rows: list[tuple[Any, tuple[str, ...]]] = []
-    for replica in seen["replicas"]:
-        figures = Figures.of([one for one in recent if one.get("replica") == replica["id"]], seconds)
+    rows = [
+        (replica, Figures.of([one for one in recent if one.get("replica") == replica["id"]], seconds))
+        for replica in seen["replicas"]
+    ]
+    table = Table(*_REPLICA, box=None, pad_edge=False)
+    for replica, figures in sorted(rows, key=lambda row: (_ORDERS[sort](*row), row[0]["id"])):
         room = rooms.get((replica["pool"], replica["id"]), {})
         slots = f" of {room['slots']}" if room.get("slots") else ""
         ahead, has_room = f"{room.get('backlog_s', 0):.1f} s", "yes" if room.get("has_room", True) else "no"
-        order = {
-            "name": replica["id"],
-            "requests": -replica["active_requests"],
-            "rate": -figures.per_s,
-            "cached": -(figures.cached_share or 0),
-            "keys": -replica["keys"],
-        }
-        cells = (
-            replica["id"],
-            replica["pool"],
-            replica["state"],
-            f"{replica['active_requests']}{slots}",
-            ahead,
-            has_room,
-        )
-        rows.append((order[sort], (*cells, str(replica["keys"]), *figures.cells)))
-    table = Table(*_REPLICA, box=None, pad_edge=False)
-    for _, row in sorted(rows, key=lambda each: (each[0], each[1][0])):
-        table.add_row(*map(escape, row))
+        names = replica["id"], replica["pool"], replica["state"]
+        load = f"{replica['active_requests']}{slots}", ahead, has_room, str(replica["keys"])
+        table.add_row(*map(escape, (*names, *load, *figures.cells)))
     return table
-
-
-_FIGURES = ("requests/s", "failed", "cached", "first byte ms")
-_REPLICA = ("replica", "pool", "state", "in flight", "prompts ahead", "room", "keys", *_FIGURES)
 
 
 def _gateways(recent: Sequence[dict[str, Any]], seconds: float) -> RenderableType:

@@ -23,6 +23,7 @@ _CONTEXT = (
     "replica holds which prompt prefix in its KV cache and how busy each replica is, so that any gateway sends a "
     "prompt to the replica that has already computed most of it. "
 )
+_QUESTION = "In one sentence: why do the gateways need no memory of their own?"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,11 @@ def client(key: str | None) -> httpx.AsyncClient:
 async def send_requests(cluster: Cluster, model: str, key: str | None) -> AsyncIterator[DemoRequest]:
     """Send each request through the first gateway and again through the last one."""
     async with client(key) as http:
-        context = {"role": "system", "content": _CONTEXT * 4}
-        prompts = {"text": [context, _user(_text())], "image": [_user(_with_image())]}
+        question = [picture(Image.linear_gradient("L")), {"type": "text", "text": "What does this picture show?"}]
+        prompts: dict[str, list[dict[str, Any]]] = {
+            "text": [{"role": "system", "content": _CONTEXT * 4}, {"role": "user", "content": _QUESTION}],
+            "image": [{"role": "user", "content": question}],
+        }
         for what, messages in prompts.items():
             body = {"model": model, "max_tokens": _MAX_TOKENS, "messages": messages}
             for gateway in (cluster.gateways[0], cluster.gateways[-1]):
@@ -82,21 +86,6 @@ async def first_model(url: str, key: str | None, *, is_gateway: bool = True) -> 
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return None
-
-
-def _user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def _text() -> str:
-    return "In one sentence: why do the gateways need no memory of their own?"
-
-
-def _with_image() -> list[dict[str, Any]]:
-    return [
-        picture(Image.linear_gradient("L")),
-        {"type": "text", "text": "What does this picture show?"},
-    ]
 
 
 def picture(image: Image.Image) -> dict[str, Any]:

