@@ -43,7 +43,7 @@ from bench.machine import machine
 from bench.options import count, names
 from coordinator.errors import StoreError
 from gateway import __version__
-from gateway.ops.local.errors import ClusterError
+from gateway.ops.errors import CommandError
 
 
 def measured(name: str, section: Section, code: str) -> Row:
@@ -52,7 +52,7 @@ def measured(name: str, section: Section, code: str) -> Row:
     try:
         with tempfile.TemporaryDirectory(prefix="kvgate-faults-") as folder:
             return asyncio.run(measure(FAULTS[name], row, Path(folder)))
-    except (NotWhole, TimeoutError, OSError, StoreError, ClusterError) as error:
+    except (NotWhole, TimeoutError, OSError, StoreError, CommandError) as error:
         return replace(row, skipped=f"{type(error).__name__}: {error}")
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from coordinator.finding import Finding
 from gateway.control.status import Status
 from gateway.doctor.ask import gateway_evidence
 from gateway.doctor.examine import examine
@@ -60,18 +59,15 @@ class Findings:
         return self._told
 
     async def _look(self) -> None:
-        diagnosis = examine(await gather(self._targets()))
-        self._told = orjson.dumps(
-            {
-                "time_ms": int(time.time() * 1000),
-                "findings": [_told(finding) for finding in diagnosis.findings[:_MOST_SHOWN]],
-                "more": max(0, len(diagnosis.findings) - _MOST_SHOWN),
-                "unchecked": list(dict.fromkeys(f"{one.subject}: {one.what}" for one in diagnosis.unchecked))[
-                    :_MOST_SHOWN
-                ],
-                "looked_at": diagnosis.looked_at,
-            }
-        )
+        told = examine(await gather(self._targets())).told()
+        unchecked = dict.fromkeys(f"{one['subject']}: {one['what']}" for one in told["unchecked"])
+        shown = {
+            "time_ms": int(time.time() * 1000),
+            "findings": told["findings"][:_MOST_SHOWN],
+            "more": max(0, len(told["findings"]) - _MOST_SHOWN),
+            "unchecked": list(unchecked)[:_MOST_SHOWN],
+        }
+        self._told = orjson.dumps(told | shown)
 
     def _targets(self) -> Targets:
         settings, members = self._settings, self._fleet.targets
@@ -89,7 +85,3 @@ class Findings:
             replica_certificate=self._shown,
             settings=settings,
         )
-
-
-def _told(finding: Finding) -> dict[str, str]:
-    return {name: getattr(finding, name) for name in ("code", "severity", "subject", "what", "why", "fix")}

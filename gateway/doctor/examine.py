@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
@@ -21,6 +22,16 @@ class Diagnosis:
     unchecked: tuple[Unchecked, ...]
     checks: int
     looked_at: str
+
+    def told(self) -> dict[str, Any]:
+        """For programs."""
+        fields = ("code", "severity", "subject", "what", "why", "fix")
+        return {
+            "findings": [{name: getattr(one, name) for name in fields} for one in self.findings],
+            "unchecked": [{"subject": one.subject, "what": one.what, "why": one.why} for one in self.unchecked],
+            "checks": self.checks,
+            "looked_at": self.looked_at,
+        }
 
 
 def examine(evidence: Evidence) -> Diagnosis:

@@ -7,7 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationInfo, field_validator
 
-from gateway.settings.gateway_settings import ReplicaSettings
+from gateway.ops.errors import CommandError
+from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
+from gateway.tls import BadCertificate, Certificate, towards_replicas
 
 _DIGITS = 9
 
@@ -44,6 +46,14 @@ class FollowedReplica(ReplicaSettings):
         if url and not is_http(url):
             raise ValueError(f"is {url!r}; must be its HTTP server's base, like http://127.0.0.1:8080")
         return url.rstrip("/")
+
+
+def replica_certificate(settings: GatewaySettings) -> Certificate | None:
+    """What replicas want to see of their clients, if they want that."""
+    try:
+        return towards_replicas(settings.replica_tls)
+    except BadCertificate as error:
+        raise CommandError(str(error)) from None
 
 
 def is_http(url: str) -> bool:

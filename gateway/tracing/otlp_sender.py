@@ -17,7 +17,7 @@ from gateway import __version__
 from gateway.metrics.fast_counters import FastCounter
 from gateway.tasks import Tasks
 from gateway.tracing import backend
-from gateway.tracing.backend import NotSent, Post
+from gateway.tracing.backend import NotSent
 from gateway.tracing.otel_variables import BadVariable, OtelVariables
 
 _CLOSES_WITHIN_S = 5.0
@@ -59,7 +59,11 @@ class OtlpSender(Generic[Trace]):
         if variables.has_gzip:
             self._headers["content-encoding"] = "gzip"
         self._trusts = variables.tls_context() if self._has_tls else None
-        self._post = _way_to(endpoint, variables)
+        self._post = backend.post
+        if {urlsplit(endpoint).scheme, "all"} & variables.proxies:
+            from gateway.tracing import proxied
+
+            self._post = proxied.post
         self._waiting: deque[Trace | bytes] = deque()
         """Those that were tried before are written."""
         self._sending = 0
@@ -216,11 +220,3 @@ class Losses:
         if self._is_told:
             _log.info("traces are sent again", lost=self.traces)
         self.traces, self._is_told = 0, False
-
-
-def _way_to(endpoint: str, variables: OtelVariables) -> Post:
-    if {urlsplit(endpoint).scheme, "all"} & variables.proxies:
-        from gateway.tracing import proxied
-
-        return proxied.post
-    return backend.post

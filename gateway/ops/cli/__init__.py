@@ -11,9 +11,8 @@ import typer
 from gateway.ops.cli import config, doctor, follow, operate, owners, redis_cli, replica, serve, top, watch
 from gateway.ops.cli import local_cluster as cluster
 from gateway.ops.cli.command import KvgateCommand
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.printable import printable_lines
-from gateway.ops.local.errors import ClusterError
+from gateway.ops.errors import CommandError
 
 app = typer.Typer(
     name="kvgate",
@@ -67,6 +66,6 @@ def main() -> None:
     """The entry point: mistakes of the user end in one line on stderr and exit code 1."""
     try:
         app()
-    except (CommandError, ClusterError) as error:
+    except CommandError as error:
         typer.echo(f"kvgate: {printable_lines(str(error))}", err=True)
         sys.exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.ops.cli.errors import CommandError, base_url
+from gateway.ops.errors import CommandError, base_url
 
 if TYPE_CHECKING:
     import httpx

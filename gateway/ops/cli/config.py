@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.ops.cli.errors import CommandError
+from gateway.ops.errors import CommandError
 
 if TYPE_CHECKING:
     from gateway.settings.config_file import SettingsError
     from gateway.settings.gateway_settings import GatewaySettings
-    from gateway.tls import Certificate
 
 _RANDOM_KEY = "openssl rand -hex 32"
 _SHORT_CHARS = 16
@@ -57,16 +56,6 @@ def named_by_option() -> Iterator[None]:
         fields = (problem.partition(": ") for problem in error.problems)
         named = (f"--{_OPTIONS.get(field, field)}: {what}" for field, _, what in fields)
         raise CommandError("; ".join(named)) from None
-
-
-def replica_certificate(settings: GatewaySettings) -> Certificate | None:
-    """What replicas want to see of their clients, if they want that."""
-    from gateway.tls import BadCertificate, towards_replicas
-
-    try:
-        return towards_replicas(settings.replica_tls)
-    except BadCertificate as error:
-        raise CommandError(str(error)) from None
 
 
 def refused(path: Path, error: SettingsError) -> CommandError:

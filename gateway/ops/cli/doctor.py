@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from gateway.ops.cli.errors import CommandError, base_url
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, REDIS_NAMESPACE, REDIS_URL, ApiKey, AsJson, StateDir
 from gateway.ops.cli.printable import printable_lines
+from gateway.ops.errors import CommandError, base_url
 
 if TYPE_CHECKING:
-    from gateway.doctor.examine import Diagnosis
     from gateway.doctor.gather import Targets
     from gateway.settings.gateway_settings import GatewaySettings
 
@@ -70,7 +69,6 @@ def doctor(
 
     from gateway.doctor.examine import examine
     from gateway.doctor.gather import gather
-    from gateway.ops.local.errors import ClusterError
 
     try:
         targets = replace(
@@ -79,12 +77,12 @@ def doctor(
             api_key=api_key,
             timeout_s=timeout_s,
         )
-    except (CommandError, ClusterError) as error:
+    except CommandError as error:
         typer.echo(f"kvgate: {printable_lines(str(error))}", err=True)
         raise typer.Exit(_COULD_NOT_LOOK) from None
     diagnosis = examine(asyncio.run(gather(targets)))
     if as_json:
-        typer.echo(json.dumps(_as_json(diagnosis), indent=2))
+        typer.echo(json.dumps(diagnosis.told(), indent=2))
     else:
         from gateway.ops.cli.tables import print_diagnosis
 
@@ -100,7 +98,6 @@ def _targets(
     from gateway.doctor.evidence import Unknown
     from gateway.doctor.gather import Targets
     from gateway.ops.cli.config import load, named_by_option, of_options
-    from gateway.ops.local.errors import ClusterError
     from gateway.ops.local.state_dir import read_cluster
     from gateway.settings.discovery_settings import DiscoverySettings
     from gateway.settings.gateway_settings import ReplicaSettings
@@ -125,7 +122,7 @@ def _targets(
         return Targets(redis.url, redis.namespace, gateways)
     try:
         cluster = read_cluster(state_dir)
-    except ClusterError:
+    except CommandError:
         if gateways:
             raise CommandError("with --gateway, give --redis-url or --config, too") from None
         raise
@@ -146,7 +143,7 @@ def _targets(
 
 def _configured(settings: GatewaySettings) -> dict[str, Any]:
     """What a gateway's settings tell the doctor."""
-    from gateway.ops.cli.config import replica_certificate
+    from gateway.ops.followed import replica_certificate
 
     key = settings.security.replica_api_key
     return {
@@ -158,14 +155,3 @@ def _configured(settings: GatewaySettings) -> dict[str, Any]:
 
 def _urls(option: str, urls: list[str] | None) -> tuple[str, ...]:
     return tuple(base_url(option, url) for url in urls or ())
-
-
-def _as_json(diagnosis: Diagnosis) -> dict[str, object]:
-    finding_fields = ("code", "severity", "subject", "what", "why", "fix")
-    unchecked_fields = ("subject", "what", "why")
-    return {
-        "findings": [{name: getattr(one, name) for name in finding_fields} for one in diagnosis.findings],
-        "unchecked": [{name: getattr(one, name) for name in unchecked_fields} for one in diagnosis.unchecked],
-        "checks": diagnosis.checks,
-        "looked_at": diagnosis.looked_at,
-    }

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from gateway.ops.cli.config import named_by_option, of_options, replica_certificate
-from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.config import named_by_option, of_options
 from gateway.ops.cli.imports import long_lived_imports
 from gateway.ops.cli.options import REDIS_NAMESPACE, REDIS_URL
+from gateway.ops.errors import CommandError
 
 if TYPE_CHECKING:
     from gateway.ops.followed import FollowedReplica
@@ -85,6 +85,7 @@ def _follow(settings: GatewaySettings, replica: FollowedReplica, control_port: i
     from coordinator.agent.control_client import ControlClient
     from coordinator.agent.http_engine import HttpEngine
     from gateway.ops.agent_control import control_port as listening
+    from gateway.ops.followed import replica_certificate
     from gateway.tasks import Tasks
 
     key, certificate = settings.security.replica_api_key, replica_certificate(settings)

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, AsJson, StateDir
+from gateway.ops.errors import CommandError
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
 _DEFAULT_SIMULATED = 2

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import typer
 
 from gateway.ops.cli.ask import NoAnswer, ask, gateway_url
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
 from gateway.ops.cli.printable import all_printable, printable
+from gateway.ops.errors import CommandError
 
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0

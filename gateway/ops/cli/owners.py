@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from gateway.ops.cli.ask import ask, gateway_url
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
+from gateway.ops.errors import CommandError
 
 
 def owners(

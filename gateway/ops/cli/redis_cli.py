@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, OF_CLUSTER, StateDir
 from gateway.ops.cli.printable import printable_lines
+from gateway.ops.errors import CommandError
 
 if TYPE_CHECKING:
     from coordinator.redis.wire import Wire

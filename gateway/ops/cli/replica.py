@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gateway.ops.cli.config import refused
-from gateway.ops.cli.errors import CommandError
+from gateway.ops.errors import CommandError
 
 _OF_A_GATEWAY = ("replicas: ", "policy: ", "port: ")
 """Problems with keys that only a gateway's file has."""

@@ -10,8 +10,8 @@ import typer
 from typer import Option
 
 from gateway.ops.cli.config import contradictions_in, load
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.imports import long_lived_imports
+from gateway.ops.errors import CommandError
 from gateway.simulator.settings import SimLmcacheSettings, SimSettings
 
 _SIM = SimSettings()

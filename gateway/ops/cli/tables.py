@@ -37,38 +37,39 @@ _LEGEND = (
 _COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red", "warning": "yellow", "error": "red"}
 
 
+def _console() -> Console:
+    return Console(highlight=False, width=_WIDTH)
+
+
+def _table(*headings: str) -> Table:
+    return Table(*headings, box=None, pad_edge=False)
+
+
 def print_status(members: Iterable[MemberStatus]) -> None:
-    table = Table("kind", "id", "state", "pid", "url", "detail", box=None, pad_edge=False)
+    table = _table("kind", "id", "state", "pid", "url", "detail")
     for member in members:
-        table.add_row(
-            member.kind,
-            escape(printable(member.id)),
-            f"[{_COLOURS[member.state]}]{member.state}[/]",
-            str(member.pid or "-"),
-            escape(printable(member.url)),
-            escape(printable(member.detail)),
-        )
-    Console(highlight=False, width=_WIDTH).print(table)
+        name, url, detail = (escape(printable(text)) for text in (member.id, member.url, member.detail))
+        state = f"[{_COLOURS[member.state]}]{member.state}[/]"
+        table.add_row(member.kind, name, state, str(member.pid or "-"), url, detail)
+    _console().print(table)
 
 
 def print_owners(explanation: dict[str, Any]) -> None:
     """Print the answer of /v1/route/explain: the chain, shallow to deep, with each key's owners, and the choice."""
-    console, explanation = Console(highlight=False, width=_WIDTH), all_printable(explanation)
+    console, explanation = _console(), all_printable(explanation)
     console.print(f"pool {explanation['pool']}, model {explanation['model']}", markup=False)
     if "reason" in explanation:  # there is no store, so no owners are known
         console.print(f"store: {explanation['store']} ({explanation['reason']})", markup=False)
-    table = Table("key", "tokens", "text bytes", "images", "owners", box=None, pad_edge=False)
+    table = _table("key", "tokens", "text bytes", "images", "owners")
     for key in explanation["chain"]:
         owners = ", ".join(_owner(owner) for owner in key["owners"])
         table.add_row(key["key"], str(key["tokens"]), str(key["text_bytes"]), str(key["images"]), owners or "-")
     console.print(table)
     console.print("\nwhere it would go now (costs in tokens)")
-    terms = [
-        (name, label) for name, label in _COST_TERMS if any(name in replica for replica in explanation["replicas"])
-    ]
-    costs = Table(*(label for _, label in terms), box=None, pad_edge=False)
+    terms = {name: label for name, label in _COST_TERMS if any(name in each for each in explanation["replicas"])}
+    costs = _table(*terms.values())
     for replica in explanation["replicas"]:
-        costs.add_row(*(_cell(replica.get(name)) for name, _ in terms))
+        costs.add_row(*(_cell(replica.get(name)) for name in terms))
     if terms:
         console.print(costs)
         console.print(_LEGEND, markup=False)
@@ -99,20 +100,19 @@ def _wait_of(choice: dict[str, Any]) -> str:
 
 def print_queue(pool: dict[str, Any]) -> None:
     """Print who waits in a pool, and the room of its replicas."""
-    console, pool = Console(highlight=False, width=_WIDTH), all_printable(pool)
+    console, pool = _console(), all_printable(pool)
     held = f", {pool['held_requests']} of these until a replica is ready" if pool["held_requests"] else ""
     console.print(f"pool {pool['pool']}: {counted(pool['waiting_requests'], 'request')} waiting{held}", markup=False)
     if pool["waiting"]:
-        table = Table("band", "tenant", "waiting", "longest", "why", box=None, pad_edge=False)
+        table = _table("band", "tenant", "waiting", "longest", "why")
         for line in pool["waiting"]:
             where = f" on {line['pinned']}" if line["pinned"] else ""
             tried = f" besides {', '.join(line['tried'])}, which failed" if line["tried"] else ""
             why = _WAITS.get(line["why"], line["why"]) + where + tried
-            table.add_row(
-                line["band"], escape(line["tenant"]), str(line["requests"]), f"{line['oldest_s']:.1f} s", escape(why)
-            )
+            oldest = f"{line['oldest_s']:.1f} s"
+            table.add_row(line["band"], escape(line["tenant"]), str(line["requests"]), oldest, escape(why))
         console.print(table)
-    rooms = Table("replica", "state", "requests", "prompts ahead", "room", box=None, pad_edge=False)
+    rooms = _table("replica", "state", "requests", "prompts ahead", "room")
     for room in pool["replicas"]:
         requests = str(room["active_requests"]) + (f" of {room['slots']}" if room["slots"] else "")
         ahead = f"{room['backlog_s']:.1f} s" + (f" of {room['max_wait_s']:g} s" if room["max_wait_s"] else "")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.ops.cli.ask import NoAnswer, ask, gateway_url
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir
 from gateway.ops.cli.watch import watched
+from gateway.ops.errors import CommandError
 
 if TYPE_CHECKING:
     from gateway.ops.cli.top_view import Tally

@@ -59,7 +59,9 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
             raise SystemExit(130) from None
     finally:
         if not (plan.detach and ready):
-            await _stop(console, cluster)
+            began_s = time.monotonic()
+            if (stopped := await cluster.stop()).running:
+                console.print(f"{stopped} in {time.monotonic() - began_s:.1f} s")
 
 
 async def _ask_first(
@@ -87,7 +89,9 @@ async def _ask_first(
         console.print(f"\n[yellow]{what}[/]: {why_not}")
         return model, needs
     if with_demo and not plan.detach:
-        await _show_demo(console, layout, model, key)
+        console.print("\n[bold]Two requests, each sent to two gateways[/]")
+        async for request in send_requests(layout, model, key):
+            console.print(_line_of(request))
     if load is not None:
         cluster.start_load(model, load, key)
         console.print(f"\n{gentle_load.CLIENTS} clients send a gentle load ({load}) from now on")
@@ -110,13 +114,6 @@ def _cancel_on_signals() -> None:
             loop.add_signal_handler(number, interrupt)
 
 
-async def _stop(console: Console, cluster: LocalCluster) -> None:
-    started = time.monotonic()
-    stopped = await cluster.stop()
-    if stopped.running:
-        console.print(f"{stopped} in {time.monotonic() - started:.1f} s")
-
-
 def _show_layout(console: Console, layout: Cluster, plan: Plan) -> None:
     for kind, members in (("replica", layout.replicas), ("gateway", layout.gateways)):
         for member in members:
@@ -127,12 +124,6 @@ def _show_layout(console: Console, layout: Cluster, plan: Plan) -> None:
     if plan.detach:
         console.print(f"see it in a browser: {layout.url}/console", markup=False)
         console.print(f"stop it with: {_shown(sys.argv[0])} down --state-dir {plan.state_dir}", markup=False)
-
-
-async def _show_demo(console: Console, layout: Cluster, model: str, key: str | None) -> None:
-    console.print("\n[bold]Two requests, each sent to two gateways[/]")
-    async for request in send_requests(layout, model, key):
-        console.print(_line_of(request))
 
 
 def _shown(program: str) -> str:
@@ -167,11 +158,8 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: P
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
     keys = f"  {kvgate} redis-cli {option} --scan --pattern '{prefix(layout.redis_namespace)}:*'\n"
     redis_cli = "" if is_cluster(layout.redis_url) else keys
-    openai = (
-        f"  {python} -c 'import openai{', os' if key else ''}; print({sdk}.models.list())'\n"
-        if find_spec("openai")
-        else ""
-    )
+    listing = f"  {python} -c 'import openai{', os' if key else ''}; print({sdk}.models.list())'\n"
+    openai = listing if find_spec("openai") else ""
     steps = f"""
 Try next
 {export}  open {layout.url}/console in a browser: the cluster on one page, live

@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 import typer
 
 from gateway.ops.cli.ask import NoAnswer, document_of, gateway_url, no_answer
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir
 from gateway.ops.cli.printable import printable
+from gateway.ops.errors import CommandError
 
 _HEADING = (
     "time  request id  gateway  status path  tenant  model  → replica why  "

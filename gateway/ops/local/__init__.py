@@ -12,7 +12,6 @@
     cluster_status  which members of a cluster answer; stopping a detached one
     demo            the first requests of a new cluster
     gentle_load     what --load sends, so that there is something to see
-    errors          ClusterError
 
 For laptops and tests, and for Linux only (a process is identified by its start time in /proc). Nothing here restarts a
 process that dies: an orchestrator does that, and tests kill processes to see how the others react.

@@ -15,17 +15,15 @@ from pathlib import Path
 
 import httpx
 
-from gateway.ops.followed import FollowedReplica
+from gateway.ops.errors import CommandError
+from gateway.ops.followed import FollowedReplica, replica_certificate
 from gateway.ops.local.embedded_redis import find_redis_server, problem_with, without_password
-from gateway.ops.local.errors import ClusterError
 from gateway.ops.local.plan import (
     HOST,
     Plan,
-    agent_secrets,
+    agent_environment,
     base_config,
-    certificate_for_replicas,
     gateway_config,
-    namespace_of,
     not_used,
 )
 from gateway.ops.local.ports import describe_holder, free_ports, lock_port, lock_state_dir, require_free
@@ -42,6 +40,7 @@ from gateway.ops.local.state_dir import (
     write_processes,
 )
 from gateway.ops.local.waiting import WaitReport, nobody_there, why_not_ready
+from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import contexts_of
 
 _READY_TIMEOUT_S = 50.0  # `up --detach` may take 60 s, and stopping everything takes some of them
@@ -64,14 +63,13 @@ class LocalCluster:
         self._say = say
         self._env = {name: value for name, value in env.items() if name not in _KEPT_FROM_CHILDREN}
         self._base = base_config(plan, self._env)
-        self._namespace = namespace_of(plan, self._base)
         self._locks: list[int] = []
         self._children = Children(self._env, die_with_parent=not plan.detach)
         self._not_ready: dict[str, str] = {}
         self._exact: set[str] = set()
 
     async def start(self) -> Cluster:
-        """Start everything, wait until it can serve and write cluster.json; ClusterError says why it cannot."""
+        """Start everything, wait until it can serve and write cluster.json; CommandError says why it cannot."""
         plan = self._plan
         self._claim()
         redis_port, *ports = free_ports(1 + plan.gateways + plan.simulated, excluded=plan.port)
@@ -81,27 +79,23 @@ class LocalCluster:
         redis_url = plan.redis_url or f"redis://{HOST}:{redis_port}"
         if fields := not_used(plan, self._base):
             self._say(f"{plan.base_config}: not used: {', '.join(fields)}")
-        self._write_configs(gateway_ports, redis_url, replicas)
-        shown = certificate_for_replicas(self._base, self._env)
-
+        settings = self._write_configs(gateway_ports, redis_url, replicas)
+        shown = replica_certificate(settings)
         try:
-            async with (
-                asyncio.timeout(_READY_TIMEOUT_S),
-                client(contexts_of(shown)()) as http,
-            ):
+            async with asyncio.timeout(_READY_TIMEOUT_S), client(contexts_of(shown)()) as http:
                 await self._find_fronted()
                 await self._start_redis(redis_url, redis_port)
                 pids = await self._start_replicas(http, simulated if not plan.fronted else [], replica_ports)
-                await self._start_agents(http, replicas, redis_url)
+                await self._start_agents(http, replicas, agent_environment(settings))
                 gateways = await self._start_gateways(http, gateway_ports)
         except TimeoutError:
-            raise ClusterError(self._why_not_ready()) from None
+            raise CommandError(self._why_not_ready()) from None
         cluster = Cluster(
             url=f"http://{HOST}:{plan.port}",
             redis_url=redis_url,
             gateways=gateways,
             replicas=[ClusterProcess(replica.id, replica.url, pids.get(replica.id)) for replica in replicas],
-            redis_namespace=self._namespace,
+            redis_namespace=settings.redis.namespace,
             base_config=str(plan.base_config.absolute()) if plan.base_config else "",
         )
         write_cluster(plan.state_dir, cluster)
@@ -132,23 +126,25 @@ class LocalCluster:
             for directory in ("logs", "redis"):
                 (state_dir / directory).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ClusterError(f"cannot write in state dir {state_dir}: {error.strerror}") from None
+            raise CommandError(f"cannot write in state dir {state_dir}: {error.strerror}") from None
         locks = [lock_port(self._plan.port, state_dir), lock_state_dir(state_dir)]
         require_free(HOST, self._plan.port)
         self._locks = locks
         self._children.inherit(locks)
         remove_old_files(state_dir)
 
-    def _write_configs(self, ports: list[int], redis_url: str, replicas: list[FollowedReplica]) -> None:
+    def _write_configs(self, ports: list[int], redis_url: str, replicas: list[FollowedReplica]) -> GatewaySettings:
+        """Write the file of each gateway. Returns the settings of one."""
         for n, port in enumerate(ports):
-            text = gateway_config(self._plan, self._base, f"gw{n}", port, redis_url, replicas, self._env)
+            text, settings = gateway_config(self._plan, self._base, f"gw{n}", port, redis_url, replicas, self._env)
             write_private(self._config_of(n), text)
+        return settings
 
     def _config_of(self, n: int) -> Path:
         return self._plan.state_dir / f"gw{n}.yaml"
 
     async def _find_fronted(self) -> None:
-        """Waits for one fronted server to accept connections; others may come later. ClusterError if none does."""
+        """Waits for one fronted server to accept connections; others may come later. CommandError if none does."""
         urls = [replica.url for replica in self._plan.fronted]
         began = time.monotonic()
         while urls:
@@ -157,13 +153,13 @@ class LocalCluster:
             if len(refusals) < len(urls):
                 return
             if time.monotonic() >= began + _REFUSED_PATIENCE_S:
-                raise ClusterError(nobody_there(refusals, _REFUSED_PATIENCE_S))
+                raise CommandError(nobody_there(refusals, _REFUSED_PATIENCE_S))
             await asyncio.sleep(_POLL_S)
 
     async def _start_redis(self, url: str, port: int) -> None:
         if self._plan.redis_url is not None:
             if problem := await problem_with(url):
-                raise ClusterError(f"the Redis at {without_password(url)} cannot be used: {problem}")
+                raise CommandError(f"the Redis at {without_password(url)} cannot be used: {problem}")
             return
         server = find_redis_server()
         self._say(f"{server} on {url}")
@@ -182,7 +178,9 @@ class LocalCluster:
         await self._until_ready({replica.id: partial(problem_of, http, replica.url) for replica in replicas})
         return pids
 
-    async def _start_agents(self, http: httpx.AsyncClient, replicas: list[FollowedReplica], redis_url: str) -> None:
+    async def _start_agents(
+        self, http: httpx.AsyncClient, replicas: list[FollowedReplica], environment: dict[str, str]
+    ) -> None:
         """Starts an agent for each replica that publishes KV events; a gateway is ready when it hears all of them.
 
         A replica that does not answer yet gets an agent too, but no gateway waits for it.
@@ -197,9 +195,7 @@ class LocalCluster:
             for option in ("events", "replay", "lmcache", "dp_rank"):
                 if (value := getattr(replica, option)) not in ("", None):
                     command += [f"--{option.replace('_', '-')}", str(value)]
-            if self._namespace:
-                command += ["--redis-namespace", self._namespace]
-            self._start("agent", agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
+            self._start("agent", agent_id(replica.id), command, environment)
             if publishes:
                 self._exact.add(replica.id)
 
@@ -241,14 +237,14 @@ class LocalCluster:
         return process
 
     async def _until_ready(self, probes: dict[str, Probe]) -> None:
-        """Probes until all can serve, and reports now and then. Raises ClusterError if a process exits."""
+        """Probes until all can serve, and reports now and then. Raises CommandError if a process exits."""
         waiting = WaitReport([process.id for process in self._children.processes if process.id in probes], self._say)
         began = time.monotonic()
         while True:
             answers = await asyncio.gather(*(probe() for probe in probes.values()))
             self._not_ready = {name: problem for name, problem in zip(probes, answers, strict=True) if problem}
             for process, code in self._children.newly_exited():
-                raise ClusterError(f"{process.id} exited with code {code} while starting; {_log_of(process)}")
+                raise CommandError(f"{process.id} exited with code {code} while starting; {_log_of(process)}")
             if not self._not_ready:
                 return
             waiting.tell(self._not_ready, time.monotonic() - began)

@@ -34,7 +34,7 @@ class MemberStatus:
 
 
 async def cluster_status(state_dir: Path) -> list[MemberStatus]:
-    """Asks every member of the cluster. Raises ClusterError if no cluster is up."""
+    """Asks every member of the cluster. Raises CommandError if no cluster is up."""
     cluster = read_cluster(state_dir)
     processes = {(process.kind, process.id): process for process in read_processes(state_dir)}
     async with client() as http:

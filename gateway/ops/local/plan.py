@@ -9,12 +9,10 @@ from typing import Any
 
 import yaml
 
+from gateway.ops.errors import CommandError
 from gateway.ops.followed import FollowedReplica, is_http
-from gateway.ops.local.errors import ClusterError
-from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError, build, merged
-from gateway.settings.gateway_settings import build_settings, load_settings
-from gateway.tls import BadCertificate, Certificate, towards_replicas
+from gateway.settings.gateway_settings import GatewaySettings, build_settings, load_settings
 
 HOST = "127.0.0.1"
 # `kvgate up` stops everything within 5 s. In that time, gateways must finish their streams.
@@ -47,11 +45,11 @@ def parse_fronted(text: str, position: int) -> FollowedReplica:
     parts = [part.partition("=") for part in (f"url={first}" if is_http(first) else first, *others)]
     fields = {"id": f"r{position}"} | {name: value for name, _, value in parts}
     if not all(equals for _, equals, _ in parts) or len({name for name, _, _ in parts}) < len(parts):
-        raise ClusterError(f"--replica {text}: is not understood; write {_FORM}")
+        raise CommandError(f"--replica {text}: is not understood; write {_FORM}")
     try:
         return build(FollowedReplica, fields, {}, {})
     except SettingsError as error:
-        raise ClusterError(f"--replica {text}: {'; '.join(error.problems)}") from None
+        raise CommandError(f"--replica {text}: {'; '.join(error.problems)}") from None
 
 
 def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
@@ -61,9 +59,9 @@ def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
     try:
         settings = load_settings(plan.base_config, env)
     except SettingsError as error:
-        raise ClusterError(f"{plan.base_config}: {error.listed()}") from None
+        raise CommandError(f"{plan.base_config}: {error.listed()}") from None
     if settings.tls is not None:
-        raise ClusterError(
+        raise CommandError(
             f"{plan.base_config}: tls: kvgate up serves plain HTTP, on this machine only; leave tls out, or start each "
             "gateway with kvgate gateway --config FILE"
         )
@@ -91,8 +89,9 @@ def gateway_config(
     redis_url: str,
     replicas: list[FollowedReplica],
     env: Mapping[str, str],
-) -> str:
-    """The YAML of gateway `name`: everything that this cluster decides. The gateway reads `base` before it.
+) -> tuple[str, GatewaySettings]:
+    """The YAML of gateway `name`, which has everything that this cluster decides, and its settings. The gateway reads
+    `base` before it.
 
     The gateway listens on the loopback address only.
     """
@@ -111,10 +110,10 @@ def gateway_config(
     if plan.policy is not None:
         own["policy"] = {"name": plan.policy}
     try:
-        build_settings(merged(dict(base), own), env)
+        settings = build_settings(merged(dict(base), own), env)
     except SettingsError as error:
-        raise ClusterError("; ".join(_by_option(problem, plan) for problem in error.problems)) from None
-    return yaml.safe_dump(own, sort_keys=False)
+        raise CommandError("; ".join(_by_option(problem, plan) for problem in error.problems)) from None
+    return yaml.safe_dump(own, sort_keys=False), settings
 
 
 def _by_option(problem: str, plan: Plan) -> str:
@@ -130,29 +129,14 @@ def _by_option(problem: str, plan: Plan) -> str:
     return f"{option}: {what}" if given else problem
 
 
-def namespace_of(plan: Plan, base: Mapping[str, Any]) -> str:
-    """The cluster's redis.namespace; empty for none."""
-    named: str | None = plan.redis_namespace
-    return named if named is not None else base.get("redis", {}).get("namespace") or ""
-
-
-def agent_secrets(base: Mapping[str, Any], redis_url: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an agent. Other users cannot read it there: the URL may hold a password, the key is one."""
-    key = env.get("KVGATE_REPLICA_API_KEY") or base.get("security", {}).get("replica_api_key") or ""
-    secrets = {"KVGATE_REDIS_URL": redis_url, "KVGATE_REPLICA_API_KEY": key}
-    if (shown := _replica_tls(base, env)) is not None:
-        secrets |= {"KVGATE_REPLICA_TLS_CERTIFICATE": shown.certificate, "KVGATE_REPLICA_TLS_KEY": shown.key}
-    return secrets
-
-
-def certificate_for_replicas(base: Mapping[str, Any], env: Mapping[str, str]) -> Certificate | None:
-    """What replicas see of the cluster. Raises ClusterError."""
-    try:
-        return towards_replicas(_replica_tls(base, env))
-    except BadCertificate as error:
-        raise ClusterError(str(error)) from None
-
-
-def _replica_tls(base: Mapping[str, Any], env: Mapping[str, str]) -> CertificateSettings | None:
-    named = {"replica_tls": base["replica_tls"]} if base.get("replica_tls") else {}
-    return build_settings(named, env).replica_tls
+def agent_environment(settings: GatewaySettings) -> dict[str, str]:
+    """What an agent reads there. Other users cannot read it: the URL may hold a password, the key is one."""
+    key, shown = settings.security.replica_api_key, settings.replica_tls
+    told = {
+        "KVGATE_REDIS_URL": settings.redis.url,
+        "KVGATE_REDIS_NAMESPACE": settings.redis.namespace,
+        "KVGATE_REPLICA_API_KEY": key.get_secret_value() if key else "",
+    }
+    if shown is not None:
+        told |= {"KVGATE_REPLICA_TLS_CERTIFICATE": shown.certificate, "KVGATE_REPLICA_TLS_KEY": shown.key}
+    return told

@@ -20,14 +20,14 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from gateway.ops.local.errors import ClusterError
+from gateway.ops.errors import CommandError
 
 # Below Linux' ephemeral ports: no outgoing connection takes a port between this check and the child's bind.
 _PORTS = range(20_000, 32_000)
 
 
 def lock_port(port: int, state_dir: Path) -> int:
-    """Lock `port` for the cluster in `state_dir`: a file that stays open. ClusterError says which cluster holds it."""
+    """Lock `port` for the cluster in `state_dir`: a file that stays open. CommandError says which cluster holds it."""
     path = Path(tempfile.gettempdir()) / f"kvgate-port-{port}.lock"
     return _lock(path, f"port {port}", "another port with --port", state_dir)
 
@@ -44,7 +44,7 @@ def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> int:
     except BlockingIOError:
         pid, holder_dir = _read_holder(fd)
         os.close(fd)
-        raise ClusterError(
+        raise CommandError(
             f"{what} belongs to the cluster of pid {pid} (state dir {holder_dir}): stop that with "
             f"`kvgate down --state-dir {holder_dir}`, or choose {alternative}"
         ) from None
@@ -72,7 +72,7 @@ def _open_shared(path: Path) -> int:
             os.fchmod(fd, 0o666)  # the umask has removed some of these bits
             return fd
     except OSError as error:
-        raise ClusterError(f"cannot open the lock file {path}: {error.strerror}; remove it") from None
+        raise CommandError(f"cannot open the lock file {path}: {error.strerror}; remove it") from None
 
 
 def _read_holder(fd: int) -> tuple[int | str, str]:
@@ -85,13 +85,13 @@ def _read_holder(fd: int) -> tuple[int | str, str]:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raises ClusterError if something listens on the port. Lock the port first."""
+    """Raises CommandError if something listens on the port. Lock the port first."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection in TIME_WAIT is no listener
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ClusterError(
+            raise CommandError(
                 f"port {port} on {host} cannot be listened on ({error.strerror}): stop what uses it "
                 f"(`ss -ltnp sport = :{port}` names it), or choose another with --port"
             ) from None
@@ -105,14 +105,14 @@ def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None)
     """
     fd, first = None, random.randrange(len(_PORTS))
     try:
-        with suppress(OSError, ClusterError, ValueError):
+        with suppress(OSError, CommandError, ValueError):
             fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
             fcntl.flock(fd, fcntl.LOCK_EX)  # until it is closed
             first = _PORTS.index(int(os.pread(fd, 16, 0))) + 1
         in_turn = (_PORTS[(first + n) % len(_PORTS)] for n in range(len(_PORTS)))
         ports = list(islice((port for port in in_turn if port != excluded and is_free(host, port)), count))
         if len(ports) < count:
-            raise ClusterError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")
+            raise CommandError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")
         if fd is not None and ports:
             with suppress(OSError):
                 _replace(fd, str(ports[-1]))

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.ops.local.errors import ClusterError
+from gateway.ops.errors import CommandError
 from gateway.ops.local.processes import Process
 
 
@@ -55,10 +55,10 @@ def write_cluster(state_dir: Path, cluster: Cluster) -> None:
 
 
 def read_cluster(state_dir: Path) -> Cluster:
-    """Raises ClusterError if no cluster is up."""
+    """Raises CommandError if no cluster is up."""
     found = _read_json(state_dir / "cluster.json")
     if found is None:
-        raise ClusterError(f"no cluster is up in {state_dir}: start one with `kvgate up --state-dir {state_dir}`")
+        raise CommandError(f"no cluster is up in {state_dir}: start one with `kvgate up --state-dir {state_dir}`")
     members = {kind: [ClusterProcess(**member) for member in found[kind]] for kind in ("gateways", "replicas")}
     return Cluster(
         found["url"],
@@ -109,4 +109,4 @@ def _read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ClusterError(f"{path} cannot be read ({error}): remove it") from None
+        raise CommandError(f"{path} cannot be read ({error}): remove it") from None

@@ -8,8 +8,8 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 from gateway.ops.cli.ask import NoAnswer, ask
-from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.watch import watched
+from gateway.ops.errors import CommandError
 from tests.threaded_server import SilentHandler, in_thread
 
 

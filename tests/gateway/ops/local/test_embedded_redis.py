@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from gateway.ops.errors import CommandError
 from gateway.ops.local.embedded_redis import find_redis_server, problem_with, without_password
-from gateway.ops.local.errors import ClusterError
 from gateway.ops.local.ports import free_ports
 from tests.programs import needs
 from tests.redis_server import RedisServer, running_redis
@@ -66,7 +66,7 @@ def test_no_server_at_all_is_an_error_that_says_what_to_install(
 
     monkeypatch.setattr("importlib.metadata.files", no_wheel)
     fake_server(path_with, "Redis server v=5.0.7 sha=0")
-    with pytest.raises(ClusterError, match=r"redis-server is 5\.0\.7.*apt install redis-server.*--redis-url"):
+    with pytest.raises(CommandError, match=r"redis-server is 5\.0\.7.*apt install redis-server.*--redis-url"):
         find_redis_server()
 
 

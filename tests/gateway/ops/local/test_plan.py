@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.ops.errors import CommandError
 from gateway.ops.followed import FollowedReplica
-from gateway.ops.local.errors import ClusterError
 from gateway.ops.local.plan import (
     Plan,
-    agent_secrets,
+    agent_environment,
     base_config,
     gateway_config,
     not_used,
@@ -24,8 +24,9 @@ REPLICAS = [FollowedReplica(id="r0", url="http://127.0.0.1:8000")]
 
 
 def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
-    text = gateway_config(plan, base or {}, "gw0", 9000, "redis://127.0.0.1:7000", REPLICAS, {})
-    return build_settings(merged(dict(base or {}), yaml.safe_load(text)), {})
+    text, settings = gateway_config(plan, base or {}, "gw0", 9000, "redis://127.0.0.1:7000", REPLICAS, {})
+    assert build_settings(merged(dict(base or {}), yaml.safe_load(text)), {}) == settings
+    return settings
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ign
     ],
 )
 def test_a_replica_that_is_not_understood_says_what_is_wrong(text: str, wrong: str) -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(CommandError) as caught:
         parse_fronted(text, 0)
     assert wrong in str(caught.value)
 
@@ -62,15 +63,19 @@ def test_a_replica_without_an_id_is_named_by_its_position() -> None:
     assert whole == FollowedReplica(id="a", url="http://h:1", dp_rank=2, lmcache="http://h:5580")
 
 
+def of_agents(base: dict[str, object], env: dict[str, str]) -> dict[str, str]:
+    return agent_environment(build_settings(base, env))
+
+
 def test_agents_show_the_certificate_that_gateways_show_to_replicas() -> None:
-    base = {"replica_tls": {"certificate": "base.crt", "key": "base.key"}}
+    base: dict[str, object] = {"replica_tls": {"certificate": "base.crt", "key": "base.key"}}
     names = ("KVGATE_REPLICA_TLS_CERTIFICATE", "KVGATE_REPLICA_TLS_KEY")
-    assert [agent_secrets(base, "redis://h", {})[name] for name in names] == ["base.crt", "base.key"]
+    assert [of_agents(base, {})[name] for name in names] == ["base.crt", "base.key"]
     env = {"KVGATE_REPLICA_TLS_CERTIFICATE": "own.crt"}
-    assert [agent_secrets(base, "redis://h", env)[name] for name in names] == ["own.crt", "base.key"]
+    assert [of_agents(base, env)[name] for name in names] == ["own.crt", "base.key"]
     both = dict(zip(names, ("own.crt", "own.key"), strict=True))
-    assert both.items() <= agent_secrets({}, "redis://h", both).items()
-    assert not set(names) & agent_secrets({}, "redis://h", {}).keys()
+    assert both.items() <= of_agents({}, both).items()
+    assert not set(names) & of_agents({}, {}).keys()
 
 
 def test_a_gateway_gets_its_own_port_and_the_shared_one(tmp_path: Path) -> None:
@@ -90,7 +95,7 @@ def test_what_the_base_says_in_vain_is_named_with_the_option_that_says_it(tmp_pa
 def test_a_bad_base_is_named_with_each_of_its_problems_on_a_line(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text("port: 0\nprot: 1\n")
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(CommandError) as caught:
         base_config(Plan(tmp_path, base_config=base), {})
     assert str(caught.value).splitlines() == [
         f"{base}: 2 problems",
@@ -102,7 +107,12 @@ def test_a_bad_base_is_named_with_each_of_its_problems_on_a_line(tmp_path: Path)
 @pytest.mark.parametrize(
     ("env", "key"), [({}, "of the file"), ({"KVGATE_REPLICA_API_KEY": "of the environment"}, "of the environment")]
 )
-def test_an_agent_gets_the_key_that_the_gateways_send_to_replicas(env: dict[str, str], key: str) -> None:
-    base = {"security": {"replica_api_key": "of the file"}}
-    secrets = agent_secrets(base, "redis://:password@h", env)
-    assert secrets == {"KVGATE_REDIS_URL": "redis://:password@h", "KVGATE_REPLICA_API_KEY": key}
+def test_an_agent_gets_the_key_that_the_gateways_send_to_replicas_and_their_redis(
+    env: dict[str, str], key: str
+) -> None:
+    redis = {"url": "redis://:password@h", "namespace": "a"}
+    assert of_agents({"security": {"replica_api_key": "of the file"}, "redis": redis}, env) == {
+        "KVGATE_REDIS_URL": "redis://:password@h",
+        "KVGATE_REDIS_NAMESPACE": "a",
+        "KVGATE_REPLICA_API_KEY": key,
+    }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ops.local.errors import ClusterError
+from gateway.ops.errors import CommandError
 from gateway.ops.local.ports import describe_holder, lock_port, lock_state_dir, require_free
 from gateway.ops.local.processes import Children, wait_until
 
@@ -24,7 +24,7 @@ def own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_locked_port_names_its_holder_and_the_way_out(tmp_path: Path) -> None:
     lock = lock_port(8080, Path("/first"))
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(CommandError) as caught:
         lock_port(8080, Path("/second"))
     assert str(caught.value) == (
         f"port 8080 belongs to the cluster of pid {os.getpid()} (state dir /first): stop that with "
@@ -41,7 +41,7 @@ async def test_a_lock_is_held_until_the_last_inheriting_process_is_gone(tmp_path
     describe_holder(lock, [child.pid], tmp_path)
     os.close(lock)
     try:
-        with pytest.raises(ClusterError, match=f"belongs to the cluster of pid {child.pid} "):
+        with pytest.raises(CommandError, match=f"belongs to the cluster of pid {child.pid} "):
             lock_state_dir(tmp_path)
     finally:
         child.signal(signal.SIGKILL)
@@ -52,7 +52,7 @@ async def test_a_lock_is_held_until_the_last_inheriting_process_is_gone(tmp_path
 
 def test_a_lock_file_is_never_opened_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ClusterError, match="cannot open the lock file"):
+    with pytest.raises(CommandError, match="cannot open the lock file"):
         lock_state_dir(tmp_path)
 
 
@@ -61,7 +61,7 @@ def test_a_port_that_something_listens_on_is_refused_even_if_it_shares() -> None
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(ClusterError, match="cannot be listened on"):
+        with pytest.raises(CommandError, match="cannot be listened on"):
             require_free("127.0.0.1", other.getsockname()[1])
 
 

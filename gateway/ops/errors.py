@@ -1,10 +1,10 @@
-"""The error of the command line, and a check of options that raises it."""
+"""The error of commands, and a check of options that raises it."""
 
 from __future__ import annotations
 
 
 class CommandError(Exception):
-    """Printed as one line; the command then exits with 1."""
+    """The user can mend this: printed as one line, which says what is wrong. The command then exits with 1."""
 
 
 def base_url(option: str, url: str) -> str:
