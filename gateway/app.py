@@ -22,7 +22,7 @@ from gateway.console.sessions import Sessions
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
-from gateway.control.routes import ExplainRoute, build_control
+from gateway.control.routes import build_control
 from gateway.control.status import Status
 from gateway.http.asgi import run_asgi
 from gateway.http.cors import Cors
@@ -114,7 +114,7 @@ class Gateway:
         attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
-        self.control = self._own_paths(keyring, objects)
+        self.control = self._own_paths(keyring, Explainer(settings, self.admission, self.reader, self.router, objects))
 
     def _watch_replicas(
         self, settings: GatewaySettings, certificates: Certificates
@@ -180,7 +180,7 @@ class Gateway:
             tracing=self.tracing,
         )
 
-    def _own_paths(self, keyring: Keyring, objects: StoredObjects) -> ASGIApp:
+    def _own_paths(self, keyring: Keyring, explained: Explainer) -> ASGIApp:
         """The application that answers the paths that no replica answers. Without `console.enabled`, the parts of the
         console are not made."""
         settings, decisions = self.settings, self.decisions
@@ -195,8 +195,6 @@ class Gateway:
             self.admission,
             self.metrics,
         )
-        explainer = Explainer(self.reader, self.router, self.fleet, objects, settings.queue.hold_s)
-        explained = ExplainRoute(self.admission, explainer, settings.timeouts.body_s)
         self.operations = operations = Operations(settings, self.fleet, self.store)
         control = build_control(self.status, self.fleet, keyring, explained, operations, decisions, self.metrics)
         if not settings.console.enabled:

@@ -21,8 +21,9 @@ from gateway.console.guesses import Guesses
 from gateway.console.prefixes import Prefixes
 from gateway.console.sessions import COOKIE, LASTS_S, Sessions
 from gateway.control.decisions import Decisions
+from gateway.control.explain import Explainer
 from gateway.control.operations import Operations, store_away
-from gateway.control.routes import ExplainRoute, refuse_other_origins
+from gateway.control.routes import refuse_other_origins
 from gateway.errors import ApiError
 from gateway.metrics.fast_counters import FastCounter
 from gateway.request.keyring import Caller
@@ -48,7 +49,7 @@ def add_console(
     decisions: Decisions,
     prefixes: Prefixes,
     findings: Findings,
-    explained: ExplainRoute,
+    explained: Explainer,
     operations: Operations,
     logins: FastCounter,
     is_over: Callable[[], bool],
@@ -98,7 +99,7 @@ def _add_live(app: FastAPI, sessions: Sessions, shown: Shown, is_over: Callable[
 
 
 def _add_acts(
-    app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: ExplainRoute, operations: Operations
+    app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: Explainer, operations: Operations
 ) -> None:
     @app.get("/console/prefixes")
     async def show_prefixes(request: Request) -> Response:

@@ -3,35 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import orjson
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from coordinator.errors import StoreError
 from coordinator.pool.owners import read_owners
+from gateway.deadlines import Deadlines
 from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
 from gateway.prompt import Prompt
 from gateway.relay.stored_objects import StoredObjects
-from gateway.replicas.fleet import Fleet
-from gateway.request.admission import AdmissionSlot
+from gateway.request.admission import Admission, AdmissionSlot, holder_of
+from gateway.request.body import receive_body
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job, Reader
 from gateway.request.reading import Body, BodyHead
 from gateway.routing.router import Router
+from gateway.settings.gateway_settings import GatewaySettings
 
 
 class Explainer:
     """Answers explain requests."""
 
-    def __init__(self, reader: Reader, router: Router, fleet: Fleet, objects: StoredObjects, hold_s: float) -> None:
-        self._hold_s = hold_s
-        self._objects = objects
-        self._reader = reader
-        self._router = router
-        self._fleet = fleet
+    def __init__(
+        self, settings: GatewaySettings, admission: Admission, reader: Reader, router: Router, objects: StoredObjects
+    ) -> None:
+        self._hold_s, self._body_s = settings.queue.hold_s, settings.timeouts.body_s
+        self._admission, self._reader, self._router, self._objects = admission, reader, router, objects
+        self._deadlines = Deadlines()
 
-    async def explain(
+    async def __call__(self, request: Request, caller: Caller, path: str | None) -> Response:
+        """The decision on the request in this body, which comes from the API or the console. Raises ApiError."""
+        headers = dict(request.headers)
+        slot = self._admission.admit(holder_of(caller, request.client.host if request.client else ""))
+        more = partial(anext, request.stream(), b"")
+        try:
+            body = await receive_body(slot, headers, more, self._deadlines, self._body_s)
+            slot.begin()
+            explained = await self._explain(body, headers, caller, slot, path)
+            return Response(orjson.dumps(explained), media_type="application/json")
+        except ClientDisconnect:
+            return Response(status_code=400)
+        finally:
+            slot.release()
+
+    async def _explain(
         self, body: Body, headers: Mapping[str, str], caller: Caller, slot: AdmissionSlot, path: str | None
     ) -> dict[str, Any]:
         """The decision that a placement would take now. Raises ApiError for a request that would be refused."""

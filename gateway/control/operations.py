@@ -89,16 +89,13 @@ class Operations:
         Raises ApiError."""
         if model is None:
             names = sorted(self._store.pool_names())
-            return {"pools": dict(zip(names, [await self._demand_of(name) for name in names], strict=True))}
+            return {"pools": {name: self.shown(await self._read(self._store.pool(name))) for name in names}}
         backends = self._fleet.backends(model)
         if not backends:
             raise ApiError(404, "model_not_found", "model: no replica serves it, and none has.", "model")
         names = sorted({backend.pool for backend in backends})
         demand = sum_of([await self._read(self._store.pool(name)) for name in names])
         return ({"pool": names[0]} if len(names) == 1 else {"pools": names}) | self.shown(demand)
-
-    async def _demand_of(self, name: str) -> dict[str, Any]:
-        return self.shown(await self._read(self._store.pool(name)))
 
     async def _read(self, pool: Pool) -> Demand:
         try:

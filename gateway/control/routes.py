@@ -11,7 +11,6 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from gateway import __version__
 from gateway.control.decisions import Decisions, told
@@ -19,12 +18,9 @@ from gateway.control.explain import Explainer
 from gateway.control.openapi import document
 from gateway.control.operations import Operations
 from gateway.control.status import Status
-from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
-from gateway.request.admission import Admission, holder_of
-from gateway.request.body import receive_body
 from gateway.request.keyring import Caller, Keyring
 
 _SELECTED = frozenset({"tenant", "model", "replica", "request_id"})
@@ -36,7 +32,7 @@ def build_control(
     status: Status,
     fleet: Fleet,
     keyring: Keyring,
-    explained: ExplainRoute,
+    explained: Explainer,
     operations: Operations,
     decisions: Decisions,
     metrics: Metrics,
@@ -91,29 +87,7 @@ def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
         raise ApiError(404, "model_not_found", "This model is not served here; GET /v1/models lists what is.", "model")
 
 
-class ExplainRoute:
-    """Answers explain requests, from the API and from the console."""
-
-    def __init__(self, admission: Admission, explainer: Explainer, body_s: float) -> None:
-        self._admission, self._explainer, self._body_s = admission, explainer, body_s
-        self._deadlines = Deadlines()
-
-    async def __call__(self, request: Request, caller: Caller, path: str | None) -> Response:
-        """The decision on the request in this body. Raises ApiError."""
-        headers = dict(request.headers)
-        slot = self._admission.admit(holder_of(caller, request.client.host if request.client else ""))
-        more = partial(anext, request.stream(), b"")
-        try:
-            body = await receive_body(slot, headers, more, self._deadlines, self._body_s)
-            slot.begin()
-            return _json(200, await self._explainer.explain(body, headers, caller, slot, path))
-        except ClientDisconnect:
-            return Response(status_code=400)
-        finally:
-            slot.release()
-
-
-def _add_explain(app: FastAPI, keyring: Keyring, explained: ExplainRoute) -> None:
+def _add_explain(app: FastAPI, keyring: Keyring, explained: Explainer) -> None:
     @app.post("/v1/route/explain")
     async def explain(request: Request, path: str | None = None) -> Response:
         caller = keyring.identify(dict(request.headers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from coordinator.engine.facts import ModelCard
 from coordinator.finding import FindingKind, Result, Unchecked
@@ -278,7 +278,7 @@ def names(evidence: Evidence) -> Iterator[Result]:
     """Whether all replicas that serve a name run the same model: as they say themselves, or as gateways say."""
     pools: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for replica in evidence.replicas():
-        for card in _cards(replica):
+        for card in () if isinstance(replica.cards, Unknown) else replica.cards:
             if card.parent is None:
                 pools[card.id][replica.id] = card.root
     said = {
@@ -321,7 +321,8 @@ def identities(evidence: Evidence) -> Iterator[Result]:
             found = (snapshot.state.replicas.get(replica.id) for snapshot in pool.snapshots)
             records = [record for record in found if record is not None]
             lives = {record.incarnation for record in records}
-            if replica.started and lives and replica.started not in lives and _are_start_times(lives):
+            are_start_times = bool(lives) and not any(life.startswith("life-") for life in lives)
+            if replica.started and are_start_times and replica.started not in lives:
                 what = f"{replica.url} started {replica.started}, and Redis has {records[-1].url}, started "
                 said.setdefault(replica.id, what + records[-1].incarnation)
     for name, what in sorted(said.items()):
@@ -329,14 +330,6 @@ def identities(evidence: Evidence) -> Iterator[Result]:
 
 
 CHECKS_OF_ALL = (names, down, registered, identities)
-
-
-def _are_start_times(lives: Iterable[str]) -> bool:
-    return not any(life.startswith("life-") for life in lives)
-
-
-def _cards(replica: ReplicaEvidence) -> tuple[ModelCard, ...]:
-    return () if isinstance(replica.cards, Unknown) else replica.cards
 
 
 def _length(cards: tuple[ModelCard, ...]) -> str:

@@ -73,7 +73,7 @@ def _lmcache_server(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, red
     if tier.redis is not None and replica.chunk_redis.password:
         variable = replica.chunk_redis.variable
         needs[variable] = "the URL, with its password, of the Redis that chunks go to"
-        argv = lmcache.logged_in_from(variable, argv, replica.programs.lmcache_python)
+        argv = [replica.programs.lmcache_python, "-c", lmcache.LAUNCHER, variable, *argv]
     else:
         argv = [replica.programs.lmcache, *argv]
     return Command("lmcache", lmcache.about(replica, tier, chunk), argv, {"PYTHONHASHSEED": "0", **replica.env}, needs)
@@ -89,9 +89,9 @@ def _agent(replica: ReplicaFile) -> Command:
     """The agent reads the URL of Redis from its environment, where other users of the host cannot see it."""
     argv = [
         *(replica.programs.kvgate, "agent"),
-        *("--replica", replica.id, "--url", f"http://{vllm.local_host(replica)}:{replica.vllm.port}"),
-        *("--events", f"tcp://{vllm.local_event_host(replica)}:{replica.events.port}"),
-        *("--replay", f"tcp://{vllm.local_event_host(replica)}:{replica.events.replay_port}"),
+        *("--replica", replica.id, "--url", f"http://{vllm.local(replica.vllm.host)}:{replica.vllm.port}"),
+        *("--events", f"tcp://{vllm.local(replica.events.host)}:{replica.events.port}"),
+        *("--replay", f"tcp://{vllm.local(replica.events.host)}:{replica.events.replay_port}"),
     ]
     if replica.agent.control_port:
         argv += ["--control-port", str(replica.agent.control_port)]

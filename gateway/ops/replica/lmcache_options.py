@@ -16,7 +16,7 @@ from gateway.ops.replica.vllm import compact, written
 HERE = "127.0.0.1"
 # When the folder is this full, LMCache deletes a fifth of its content.
 _DISK_WATERMARK = 0.8
-_LAUNCHER = (
+LAUNCHER = (
     "import os, sys; from urllib.parse import unquote, urlsplit; import glide_sync; "
     "from lmcache.cli.main import main; "
     "url, real = urlsplit(os.environ[sys.argv[1]]), glide_sync.ServerCredentials; "
@@ -24,7 +24,7 @@ _LAUNCHER = (
     "glide_sync.ServerCredentials = lambda *_, **__: real(**right); "
     'sys.argv = ["lmcache", *sys.argv[2:]]; main()'
 )
-"""Runs `lmcache server` with the credentials of a URL in its environment.
+"""Runs `lmcache server` with the credentials of the URL in the variable that its first argument names.
 
 The adapter takes a password among its arguments, which every user of a host can read, and which the server's /config
 shows. It also passes user name and password to its client in the wrong order (LMCache 0.5.6, valkey-glide 2.6). So this
@@ -50,7 +50,9 @@ def server_arguments(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, pa
         options["l2-store-policy"] = "skip_l1"
     adapters = []
     if tier.disk is not None:
-        adapters.append(_disk(tier.disk.folder, tier.disk.size_gb))
+        eviction = {"eviction_policy": "LRU", "trigger_watermark": _DISK_WATERMARK}
+        place = {"base_path": tier.disk.folder, "max_capacity_gb": tier.disk.size_gb}
+        adapters.append({"type": "fs_native", **place, "eviction": eviction})
     if tier.redis is not None and pace is not None:
         adapters.append(_redis(replica.chunk_redis, tier.redis, pace))
     return [
@@ -59,11 +61,6 @@ def server_arguments(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, pa
         *(part for adapter in adapters for part in ("--l2-adapter", compact(adapter))),
         *tier.extra_args,
     ]
-
-
-def logged_in_from(variable: str, arguments: list[str], python: str) -> list[str]:
-    """The same server, which logs in to Redis with the credentials of the URL in `variable`."""
-    return [python, "-c", _LAUNCHER, variable, *arguments]
 
 
 def _redis(address: ChunkRedisAddress, redis: ChunkRedisSettings, pace: Pace) -> dict[str, Any]:
@@ -82,11 +79,6 @@ def _redis(address: ChunkRedisAddress, redis: ChunkRedisSettings, pace: Pace) ->
     if address.password:
         adapter["username"] = address.username or _SOMEBODY
     return adapter
-
-
-def _disk(folder: str, size_gb: float) -> dict[str, Any]:
-    eviction = {"eviction_policy": "LRU", "trigger_watermark": _DISK_WATERMARK}
-    return {"type": "fs_native", "base_path": folder, "max_capacity_gb": size_gb, "eviction": eviction}
 
 
 def in_process_environment(

@@ -77,14 +77,9 @@ def _transfer(tier: LmcacheSettings) -> dict[str, Any]:
     }
 
 
-def local_host(replica: ReplicaFile) -> str:
-    """The engine's address on its own host."""
-    return _HERE if replica.vllm.host == _ALL else replica.vllm.host
-
-
-def local_event_host(replica: ReplicaFile) -> str:
-    """The address of its events on its own host."""
-    return _HERE if replica.events.host == _ALL else replica.events.host
+def local(host: str) -> str:
+    """The address at which its own host reaches what listens on `host`."""
+    return _HERE if host == _ALL else host
 
 
 def has_password(url: str) -> bool:
