@@ -51,25 +51,6 @@ class IdTaken(Fenced):
 
 
 @dataclass(frozen=True, slots=True)
-class PreviousAgent:
-    """What an agent left behind: the incarnation that it followed, and the last engine batch that it applied."""
-
-    agent: str
-    incarnation: str
-    seq: int
-
-    @classmethod
-    def parse(cls, record: bytes) -> PreviousAgent | None:
-        if not record:
-            return None
-        try:
-            left = AgentRecord.parse(readable(record))
-        except ValueError:
-            return None  # no agent wrote it
-        return cls(left.agent, left.incarnation, left.seq)
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """A prompt's length as its engine counted it: see coordinator/pool/engine_feedback.py."""
 
@@ -81,7 +62,8 @@ class Measured:
 class Attended:
     """The answer to a heartbeat."""
 
-    before: PreviousAgent | None
+    before: AgentRecord | None
+    """The agent that held the replica before this heartbeat, and the last engine batch that it applied."""
     asked: str
     measured: list[Measured]
     voided: list[str]
@@ -164,12 +146,10 @@ class AgentStore:
         """Whether another agent has the lease on that incarnation of the replica now."""
         found = await self.ask("HGET", self.keys.agents, self._replica)
         seconds, _ = await self.ask("TIME")
-        try:
-            held = AgentRecord.parse(found.decode() if found else "")
-        except ValueError:
-            return False  # there is no record, or it cannot be read
-        has_lease = held.lease_until_ms >= int(seconds) * 1000
-        return has_lease and held.agent != self._agent and held.incarnation == known.incarnation
+        held = _agent_of(found or b"")
+        if held is None or held.lease_until_ms < int(seconds) * 1000:
+            return False
+        return held.agent != self._agent and held.incarnation == known.incarnation
 
     async def attend(self, vitals: Vitals, leaving: bool = False) -> Attended | float:
         """One heartbeat. If another agent holds the replica, returns the seconds until it may be free. Raises Fenced.
@@ -201,18 +181,8 @@ class AgentStore:
         self._taken = reply[3]
         measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
         voided = [key for text in reply[3] for key in _voided(text)]
-        before, asked = PreviousAgent.parse(reply[1]), readable(reply[2])
-        return Attended(
-            before,
-            asked,
-            measured,
-            voided,
-            int(reply[4]),
-            reply[5] == 1,
-            int(reply[6]),
-            readable(reply[7]),
-            int(reply[8]),
-        )
+        before, asked, (entries, lapsed, agents, state, restating) = _agent_of(reply[1]), readable(reply[2]), reply[4:]
+        return Attended(before, asked, measured, voided, entries, lapsed == 1, agents, readable(state), restating)
 
     async def change_state(self, before: str, after: str) -> None:
         """Change the replica's state in the registry, if it still has this incarnation and is in the state `before`."""
@@ -368,6 +338,14 @@ async def _list(url: str, keys: PoolKeys) -> None:
         await list_pool(url, keys, _CONNECT_S)
     except StoreError as error:  # only the doctor needs the list
         _log.warning("cannot list the pool", pool=keys.pool, reason=str(error))
+
+
+def _agent_of(record: bytes) -> AgentRecord | None:
+    """None if there is no record, or no agent wrote it."""
+    try:
+        return AgentRecord.parse(readable(record))
+    except ValueError:
+        return None
 
 
 def _line(transition: Transition) -> str:

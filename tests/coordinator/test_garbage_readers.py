@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.agent_store import Measured, PreviousAgent, _binding, _measured, _resident
+from coordinator.agent.agent_store import Measured, _agent_of, _binding, _measured, _resident
 from coordinator.chores.older_agents import _Entry, _entry
 from coordinator.known_pools import pool_names
 from coordinator.registry import AgentRecord, ReplicaFigures, ReplicaRecord, parse_pool_state, readable, surveyed_state
@@ -51,7 +51,7 @@ def test_a_survey_brings_what_can_be_read(hashes: list[list[bytes]]) -> None:
 
 @given(TEXTS, st.lists(TEXTS, min_size=4, max_size=4))
 def test_an_agent_reads_what_was_written_by_its_like_and_nothing_else(text: bytes, fields: list[bytes]) -> None:
-    assert isinstance(PreviousAgent.parse(text), PreviousAgent | None)
+    assert isinstance(_agent_of(text), AgentRecord | None)
     assert isinstance(_measured(text), Measured | None)
     assert _binding("tip", text) is None or len(text.split(b" ")) > 5
     assert _resident("key", readable(text), RECORD) is None or text.startswith(b"life1 resident ")
