@@ -119,7 +119,7 @@ class PoolState:
     open_until_ms: dict[str, int]
     """The breakers' open_until_ms, by replica; 0 for one that counts failures and is still closed."""
     worker: str
-    """The gateway that holds the lease on the pool's chores."""
+    """The gateway that holds the lease on the pool's maintenance."""
     now_ms: int
     agents: dict[str, AgentRecord]
     jumped: tuple[int, int] = (0, 0)

@@ -23,8 +23,8 @@ from typing import Any
 
 import structlog
 
-from coordinator.chores.worker import Worker
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.maintenance.worker import Worker
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.redis.address import connect, is_cluster
@@ -215,7 +215,7 @@ class StoreConnection:
         self.warnings, self._is_in_cluster = await _inspect(wire, self._settings.url)
 
     async def _beat_until_broken(self, wire: Wire) -> None:
-        """Every 0.5 s: the heartbeat and chores of each pool, and a check for overdue replies."""
+        """Every 0.5 s: the heartbeat and maintenance of each pool, and a check for overdue replies."""
         workers: dict[str, Worker] = {}
         beats: set[asyncio.Task[Any]] = set()
         try:

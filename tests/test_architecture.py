@@ -19,7 +19,7 @@ LAYERS = (
     "coordinator.placement",
     "coordinator.redis",
     "coordinator.pool",
-    "coordinator.chores",
+    "coordinator.maintenance",
     "coordinator.store_connection coordinator.store coordinator.known_pools",
     "coordinator.watch coordinator.agent coordinator.engine coordinator.survey",
     "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines gateway.interpreter",

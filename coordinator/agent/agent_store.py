@@ -243,7 +243,7 @@ class AgentStore:
 
     async def is_applied(self, entries: int) -> bool:
         """Whether all of the stream's first `entries` entries are in the map. An older agent's may not be: see
-        coordinator/chores/older_agents.py."""
+        coordinator/maintenance/older_agents.py."""
         cursor = await self.ask("HGET", self.keys.cursors, self._replica)
         try:
             return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0

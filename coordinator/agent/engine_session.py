@@ -46,7 +46,7 @@ _SILENCE_S = 15.0
 
 _OVERDUE_S = 5.0
 _OLDER_POLL_S, _OLDER_POLLS = 0.25, 12
-"""How often to look whether somebody applies what an older agent said last (coordinator/chores/older_agents.py)."""
+"""How often to look whether somebody applies what an older agent said last (see older_agents.py)."""
 
 _READ_AGAIN_S = 0.5
 """A chain that was not found is read again after this time: its gateway may write it late."""

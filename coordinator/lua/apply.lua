@@ -1,4 +1,4 @@
--- Applies one entry of an older agent's stream to the map and moves the cursor behind it (see chores/older_agents.py).
+-- Applies one entry of an older agent's stream to the map and moves the cursor behind it (see maintenance/older_agents.py).
 -- If the entries before it are missing (the stream's cap cut them off), everything said before is void, and the agent is
 -- asked to say it again.
 --

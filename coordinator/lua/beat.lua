@@ -16,14 +16,14 @@
 --   text    gateway, epoch
 --   number  lease_ms, max_gap_ms
 --   flag    leaving: the gateway gives its leases up
---   flag    does_chores: false for a gateway that serves none of the pool's replicas
+--   flag    does_maintenance: false for a gateway that serves none of the pool's replicas
 --   text    version: what the last answer said; "" asks for everything
 --   text    held: how many requests this gateway holds until a replica is ready, and their prompts' tokens; "": none
 --   flag    has_written: the gateway changed replicas' records since its last heartbeat, and must see them now
 -- Returns {status, expired gateways, worker, now_ms, when the clock last jumped, number of reservations in reaped,
 -- version, 1 if all replicas are told, else 0 (those that changed), replicas (flat pairs of a name and its line in
 -- `view`; "" if it is gone), number of gateways, 1 if requests wait, else 0}. `status` is "ok", or "stale" if this gateway's lease or epoch is not
--- known: then it must reassert. `worker` is the gateway that holds the lease on the pool's chores (health checks, trimming).
+-- known: then it must reassert. `worker` is the gateway that holds the lease on the pool's maintenance (health checks, trimming).
 
 local HOUR_MS, UNEQUAL = 3600000, 1.5
 
@@ -89,7 +89,7 @@ local function lapsed_gateways()
   return lapsed
 end
 
--- Corrects the lease on the pool's chores.
+-- Corrects the lease on the pool's maintenance.
 local function correct_worker()
   local record = redis.call('HGET', leases_key, 'worker') or ''
   if string.find(record, '^%S+ %d+') then
@@ -149,7 +149,7 @@ local function renew_speeds()
 end
 
 -- Makes all lines and writes those that differ. The line of a replica whose record cannot be read stays as it was: from it
--- the chores write the record again (see repair). Returns the new id and version.
+-- maintenance writes the record again (see repair). Returns the new id and version.
 local function renew_view(id, version)
   correct_worker()
   local agents, open_until = agents_lines(), open_untils()
@@ -244,9 +244,9 @@ else
 end
 redis.call('HSET', leases_key, 'tick', now_text)
 
--- One gateway at a time does the pool's chores; its lease is renewed by its own beats.
+-- One gateway at a time does the pool's maintenance; its lease is renewed by its own beats.
 local worker, worker_until = string.match(redis.call('HGET', leases_key, 'worker') or '', '^(%S+) (%d+)')
-if does_chores and (worker == nil or worker == gateway or tonumber(worker_until) < now) then
+if does_maintenance and (worker == nil or worker == gateway or tonumber(worker_until) < now) then
   worker = gateway
   if not leaving then
     redis.call('HSET', leases_key, 'worker', worker .. ' ' .. latest_text)

@@ -1,5 +1,5 @@
 -- Removes a dead replica from everything that names it, but from the keys that it owns: these may be very many. Nobody
--- reads them any more, because no record of the replica says in which incarnation it is. Chores remove them (trim); until
+-- reads them any more, because no record of the replica says in which incarnation it is. Maintenance removes them (trim); until
 -- then `forgotten` names the replica. The replica is kept if it has begun a new incarnation since, or if an agent holds
 -- it.
 --

@@ -1,4 +1,4 @@
--- Tells how much replicas hold and when they used it, by which the worker decides which chores are due.
+-- Tells how much replicas hold and when they used it, by which the worker decides which tasks are due.
 --
 -- KEYS
 --   hash    owned_tokens, active

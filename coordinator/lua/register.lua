@@ -28,7 +28,7 @@ end
 local is_lost = state == 'draining' and not drained -- the store was emptied, and an agent has been here since
 if record and only_if_absent and not (is_lost and current == incarnation) then
   if current == nil then
-    return 'same' -- it cannot be read: the chores write it again, as `view` has it
+    return 'same' -- it cannot be read: maintenance writes it again, as `view` has it
   end
   local known_start, start = tonumber(current, 16), tonumber(incarnation, 16)
   if known_start == nil or start == nil or start <= known_start then

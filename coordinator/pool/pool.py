@@ -47,21 +47,21 @@ class Pool:
         name: str,
         gateway: str,
         budget_s: float,
-        does_chores: bool = True,
+        does_maintenance: bool = True,
         namespace: str = "",
         connect: Connect | None = None,
         lag: LoopLag | None = None,
     ) -> None:
         """`connect` opens one more connection, which waits for grants; without it, no request waits for room."""
-        self.name, self.gateway, self.does_chores = name, gateway, does_chores
+        self.name, self.gateway, self.does_maintenance = name, gateway, does_maintenance
         self.state: PoolState | None = None
         """As of the last heartbeat; None before the first."""
         self.figures = ReplicaFigures({}, {})
         """As `read_figures` read them last."""
         self.unreadable: Counter[str] = Counter()
         """Records that could not be read, by key: see repair.py."""
-        self.chores_lag_s: float | None = None
-        """How far the chores are behind, while this gateway does them: see chores/worker.py."""
+        self.maintenance_lag_s: float | None = None
+        """How far maintenance is behind, while this gateway does it: see maintenance/worker.py."""
         self._version = ""
         """Of the state: the next heartbeat tells what has changed since; "" asks for everything."""
         self._stated_s = -inf
@@ -103,7 +103,7 @@ class Pool:
 
     @property
     def is_worker(self) -> bool:
-        """Whether this gateway does the pool's chores, as of the last heartbeat."""
+        """Whether this gateway does the pool's maintenance, as of the last heartbeat."""
         return self.state is not None and self.state.worker == self.gateway
 
     @property
@@ -160,7 +160,7 @@ class Pool:
             lease_ms=LEASE_MS,
             max_gap_ms=MAX_GAP_MS,
             leaving=leaving,
-            does_chores=self.does_chores,
+            does_maintenance=self.does_maintenance,
             version=self._version,
             held=self.held.text,
             has_written=self.replicas.take_written(),

@@ -175,8 +175,8 @@ _EVENTS = Row(
             (Query(_TRANSITIONS, "{{replica}}"),),
         ),
         Panel(
-            "Chores behind",
-            "How long the oldest chore of a pool has been due: trimming, sweeping, removing what was forgotten. Good: "
+            "Maintenance behind",
+            "How long the oldest task of a pool has been due: trimming, sweeping, removing what was forgotten. Good: "
             "seconds; minutes after many replicas restarted at once.",
             (Query(_of_store("kvgate_chores_lag_seconds", "pool"), "{{pool}}"),),
             unit="s",

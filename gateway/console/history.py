@@ -1,7 +1,7 @@
 """The last 15 minutes of each pool: a point every 5 s, in a list in the store that all gateways read.
 
-The gateway that does the pool's chores writes it. A point is a list of numbers, in the order of POINT. Those that end
-with `_sum` or `_total` are counters: a curve shows by how much they have risen. null: not known.
+The gateway that does the pool's maintenance writes it. A point is a list of numbers, in the order of POINT. Those that
+end with `_sum` or `_total` are counters: a curve shows by how much they have risen. null: not known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POINT = (
     "first_tokens_total",  # streamed answers that have begun
     "first_tokens_ms_sum",  # the sum of their times to first token
     "event_lag_s",  # the time from a KV event to the map, of the slowest replica
-    "chores_lag_s",  # how far the pool's chores are behind
+    "chores_lag_s",  # how far the pool's maintenance is behind
 )
 Point = list[float | None]
 
@@ -72,7 +72,7 @@ class History:
         demand = await read_demand(pool.run, self._prefill_tokens_per_s)
         now_ms = pool.state.now_ms if pool.state is not None else 0
         begun = await pool.read("HMGET", pool.keys.first_tokens, "count", "ms")
-        lags_s = _event_delay_s(pool), pool.chores_lag_s
+        lags_s = _event_delay_s(pool), pool.maintenance_lag_s
         counts = demand.running_requests, demand.waiting_requests
         point = [now_ms, *counts, *_caches(pool), *map(_count, begun), *lags_s]
         key = pool.keys.history

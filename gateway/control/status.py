@@ -7,8 +7,8 @@ import platform
 from contextlib import suppress
 from typing import Any
 
-from coordinator.chores.repair import KINDS
 from coordinator.errors import StoreError
+from coordinator.maintenance.repair import KINDS
 from coordinator.pool.demand import read_demand
 from coordinator.redis.time_limit import answered
 from coordinator.store import Store
@@ -140,7 +140,7 @@ class Status:
             await answered(self._set_demand(), _FIGURES_S)
 
     async def _set_demand(self) -> None:
-        """The demand of the pools whose chores this gateway does: so each pool's is exposed once."""
+        """The demand of the pools whose maintenance this gateway does: so each pool's is exposed once."""
         for gauge in self._metrics.demand.values():
             gauge.clear()
         for name in self._store.pool_names():
@@ -159,12 +159,12 @@ class Status:
         pools = [self._store.pool(name) for name in self._store.pool_names()]
         for kind in KINDS:
             metrics.unreadable.inc(kind, by=sum(pool.unreadable.pop(kind, 0) for pool in pools))
-        metrics.chores_lag_s.clear()
+        metrics.maintenance_lag_s.clear()
         for each in pools:
             metrics.queue_waiting.labels(each.name).set(each.waiting + each.held.requests)
             metrics.misplaced_replicas.inc(each.name, by=each.subsets.take_misplaced())
-            if each.chores_lag_s is not None:
-                metrics.chores_lag_s.labels(each.name).set(each.chores_lag_s)
+            if each.maintenance_lag_s is not None:
+                metrics.maintenance_lag_s.labels(each.name).set(each.maintenance_lag_s)
         states = model_states(self._fleet)
         metrics.models_down.set(len(states.down))
         metrics.models_in_several_pools.set(len(states.in_several_pools))

@@ -234,7 +234,7 @@ class Metrics:
             "more than a few only while gateways of an older version run.",
             "pool",
         )
-        self.chores_lag_s = self._gauge(
+        self.maintenance_lag_s = self._gauge(
             "kvgate_chores_lag_seconds",
             "How long the oldest maintenance task in Redis has been due, in pools whose maintenance this gateway does.",
             "pool",

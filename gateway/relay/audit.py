@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coordinator.chores.held_keys import forget_older
 from coordinator.errors import StoreError
+from coordinator.maintenance.held_keys import forget_older
 from coordinator.placement import Placement
 from coordinator.pool.engine_feedback import ask_reset, credit, is_unchanged, void
 from gateway.metrics.gateway_metrics import Metrics

@@ -14,7 +14,6 @@ from zlib import crc32
 
 import structlog
 
-from coordinator.chores.held_keys import forget
 from coordinator.engine.facts import (
     EngineFacts,
     base_card,
@@ -26,6 +25,7 @@ from coordinator.engine.facts import (
 from coordinator.engine.light_json import parse_answer
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
+from coordinator.maintenance.held_keys import forget
 from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet, Member
@@ -104,7 +104,7 @@ class HealthChecks:
         pool in which an id belongs to another engine."""
         taken = {member.pool for member in self._fleet.targets if member.identity.is_taken}
         for name in self._store.pool_names():
-            self._store.pool(name).does_chores = name not in taken
+            self._store.pool(name).does_maintenance = name not in taken
 
     def check_now(self, member: Member) -> asyncio.Task[None]:
         """Check a replica now, unless a check is running."""

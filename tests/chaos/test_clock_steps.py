@@ -96,6 +96,6 @@ async def test_after_a_step_back_a_replica_that_had_just_begun_to_live_is_believ
         assert load.failures == []
         texts = await truth.warm(2, r1)  # under load the engine could evict them
         async with truth.staying_resident(texts):
-            await asyncio.sleep(2.0)  # four rounds of chores
+            await asyncio.sleep(2.0)  # four rounds of maintenance
         await eventually(truth.is_exact_everywhere)
         await truth.settle(texts)

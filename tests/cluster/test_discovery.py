@@ -157,8 +157,8 @@ async def test_a_stream_goes_on_where_it_is_when_its_replica_leaves(
 async def test_gateways_that_are_told_different_things_leave_each_others_replicas_alone(
     cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger, servers: list[SimReplica], tmp_path: Path
 ) -> None:
-    """One gateway's source lists a replica, the other's does not; either may do the pool's chores. The registry keeps
-    replicas that answer."""
+    """One gateway's source lists a replica, the other's does not; either may do the pool's maintenance. The registry
+    keeps replicas that answer."""
     async with AsyncExitStack() as stack:
         places = [await stack.enter_async_context(running_place("dns", tmp_path)) for _ in range(2)]
         ids = {places[0].id_of(server) for server in servers}

@@ -159,7 +159,7 @@ async def test_the_life_of_a_replica_is_not_renamed_by_a_worker_that_is_not_conf
             assert not after.incarnation.startswith("life-")
 
 
-async def test_a_gateway_that_left_a_pool_and_has_its_chores_finds_newcomers_dead(
+async def test_a_gateway_that_left_a_pool_and_does_its_maintenance_finds_newcomers_dead(
     cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     model = "kvgate/left"

@@ -11,7 +11,9 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import (
+from coordinator.errors import StoreError
+from coordinator.keys import PoolKeys
+from coordinator.maintenance.held_keys import (
     forget_older,
     look_at,
     rewind_piece,
@@ -19,9 +21,7 @@ from coordinator.chores.held_keys import (
     sweep_piece,
     trim_piece,
 )
-from coordinator.chores.reaper import Reaper
-from coordinator.errors import StoreError
-from coordinator.keys import PoolKeys
+from coordinator.maintenance.reaper import Reaper
 from coordinator.placement import Placement, PlaceRequest
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
@@ -99,7 +99,7 @@ async def drained(*pools: Pool) -> None:
 
 
 async def drop(pool: Pool, client: redis.Redis, name: str, keys: list[str]) -> int:
-    """Makes these keys of a replica the least recently used ones and drops them, as the chores do."""
+    """Makes these keys of a replica the least recently used ones and drops them, as maintenance does."""
     await drained(pool)
     if keys:
         await client.zadd(KEYS.held(name), dict.fromkeys(keys, 1), xx=True)

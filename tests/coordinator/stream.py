@@ -11,8 +11,8 @@ import redis.asyncio as redis
 
 from coordinator.agent.agent_store import AgentStore, Attended, Vitals, _line
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
-from coordinator.chores.older_agents import unapplied
 from coordinator.errors import StoreDown
+from coordinator.maintenance.older_agents import unapplied
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
 from tests.polling import eventually
@@ -104,9 +104,9 @@ async def say_as_an_older_agent(client: redis.Redis, transitions: Sequence[Trans
 
 
 async def apply_older(pool: Pool, replicas: Sequence[str]) -> None:
-    """Does what the chores do for older agents, until nothing is left."""
-    for chore in await unapplied(pool, replicas):
-        while not await chore.do_piece():
+    """Does what maintenance does for older agents, until nothing is left."""
+    for task in await unapplied(pool, replicas):
+        while not await task.do_piece():
             pass
 
 

@@ -10,9 +10,9 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
-from coordinator.chores.held_keys import forget
-from coordinator.chores.older_agents import unapplied
 from coordinator.errors import StoreDown, StoreRefused
+from coordinator.maintenance.held_keys import forget
+from coordinator.maintenance.older_agents import unapplied
 from coordinator.placement import Reservation
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured

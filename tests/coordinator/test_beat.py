@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.reaper import Reaper
+from coordinator.maintenance.reaper import Reaper
 from coordinator.pool import pool as pool_module
 from coordinator.pool.pool import LEASE_MS, MAX_GAP_MS, Pool
 from tests.coordinator.stage import (

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.repair import Repair
 from coordinator.errors import OverLimit, StoreLate
 from coordinator.keys import PoolKeys
+from coordinator.maintenance.repair import Repair
 from coordinator.placement import Placement, PlaceRequest, Reservation, TenantLimits, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool import seats

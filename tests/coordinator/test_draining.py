@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import _EVER_MS, trim_piece
-from coordinator.chores.worker import Worker
+from coordinator.maintenance.held_keys import _EVER_MS, trim_piece
+from coordinator.maintenance.worker import Worker
 from coordinator.pool.draining import Drained, drain
 from coordinator.pool.pool import Pool
 from coordinator.pool.queue_view import read_queue
@@ -128,7 +128,7 @@ async def test_a_replica_that_is_not_drained_any_more_keeps_the_keys_that_were_n
 
 
 async def trim_everything(pool: Pool, pieces: int) -> int:
-    """Forgets keys of r0 as its chore does. Returns how many are left."""
+    """Forgets keys of r0 as maintenance does. Returns how many are left."""
     for _ in range(pieces):
         await trim_piece(pool, "r0", _EVER_MS, to_capacity=False)
     return int(await pool.read("ZCARD", KEYS.held("r0")))
@@ -139,12 +139,12 @@ async def test_its_keys_are_forgotten_when_its_last_request_is_over(pool: Pool, 
     await place(pool, "a", chain(1, 2), pinned="r0")
     await place(pool, "b", chain(3), pinned="r1")
     await drain(pool.run, "r0")
-    chores = Worker(pool)
-    await chores.tick()
+    maintenance = Worker(pool)
+    await maintenance.tick()
     assert await client.zcard(KEYS.held("r0")) == 2
     pool.done("a")
     await drained(pool)
-    await chores.tick()
+    await maintenance.tick()
     assert await client.exists(KEYS.held("r0"), *map(KEYS.own, chain(1, 2))) == 0
     assert await client.hget(KEYS.owned_tokens, "r0") == "0"
     assert await client.zcard(KEYS.held("r1")) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
-from coordinator.chores.worker import Worker
+from coordinator.maintenance.worker import Worker
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, hash_of, numbers, owners, place, replica, sweep
 from tests.coordinator.stream import (

@@ -1,5 +1,5 @@
-"""Garbage in any key: requests, chores and agents go on, what was found is named, and the map and all sums are right
-again."""
+"""Garbage in any key: requests, maintenance and agents go on, what was found is named, and the map and all sums are
+right again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 from coordinator import breaker
 from coordinator.agent.agent_store import AgentStore
 from coordinator.agent.engine_session import Handover
-from coordinator.chores import repair
-from coordinator.chores.repair import FULL_EVERY_MS
-from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
+from coordinator.maintenance import repair
+from coordinator.maintenance.repair import FULL_EVERY_MS
+from coordinator.maintenance.worker import Worker
 from coordinator.placement import Placement, Reservation, Standing, TenantLimits
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
@@ -84,14 +84,14 @@ class Cluster:
     """One pool with two replicas. An agent follows r0. Each replica has one request in flight."""
 
     pool: Pool
-    chores: Worker
+    maintenance: Worker
     link: AgentStore
     client: redis.Redis
     requests: int = 0
 
     async def live(self) -> None:
         """Runs every action of gateways and agents once, and continues when the store refuses one."""
-        for step in (self._serve, self._chores, self._agent, self._read):
+        for step in (self._serve, self._maintain, self._agent, self._read):
             try:
                 await step()
             except StoreError:
@@ -128,8 +128,8 @@ class Cluster:
         pool.register(replica("r1"), only_if_absent=True)
         await pool.explain(asked)
 
-    async def _chores(self) -> None:
-        await self.chores.tick()
+    async def _maintain(self) -> None:
+        await self.maintenance.tick()
 
     async def _agent(self) -> None:
         """Like an agent, it says everything again if it is asked to, or if the stream has gone on without it."""
@@ -259,7 +259,7 @@ async def test_in_a_large_pool_garbage_is_found_piece_by_piece(
     for key in ("active", "cursors"):
         await cluster.client.hset(key_of(key), mapping={f"x{number}": "nan" for number in range(20)})
     for _ in range(40):
-        await cluster.chores.tick()
+        await cluster.maintenance.tick()
     await cluster.is_right_again()
     for key in ("active", "cursors"):
         assert await cluster.client.hlen(key_of(key)) <= 2
@@ -282,11 +282,11 @@ async def test_every_kind_of_record_is_named_and_what_is_nowhere_else_stays(clus
     looked_for = HASHES.keys() - {"view", "bound:1", "seats:gw0", "charges:gw0", "unreadable"}
     await cluster.damage(f"own:{PROMPT[-1]}", "life1 garbage")
     await place(cluster.pool, "c", PROMPT)
-    await cluster.chores._repair.repair_all()
+    await cluster.maintenance._repair.repair_all()
     for key in looked_for:
         await cluster.client.hset(key_of(key), "x" if key in KEPT else HASHES[key], "\x00")
-    cluster.chores._repair._full_ms -= FULL_EVERY_MS
-    await cluster.chores._repair.repair_all()
+    cluster.maintenance._repair._full_ms -= FULL_EVERY_MS
+    await cluster.maintenance._repair.repair_all()
     assert (await cluster.found()).keys() == {key.partition(":")[0] for key in looked_for}
     for key in KEPT:
         assert await cluster.client.hget(key_of(key), "x") == "\x00", key
@@ -295,7 +295,7 @@ async def test_every_kind_of_record_is_named_and_what_is_nowhere_else_stays(clus
 async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:
     await cluster.client.hset(KEYS.active, "r0", 7)
     await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
-    cluster.chores._repair._full_ms -= FULL_EVERY_MS
+    cluster.maintenance._repair._full_ms -= FULL_EVERY_MS
     await cluster.is_right_again()
 
 
@@ -333,8 +333,8 @@ async def test_records_of_a_later_version_are_no_garbage(cluster: Cluster) -> No
     await cluster.client.hset(KEYS.own(PROMPT[0]), "r0", "life1 certain gpu 100 0 9999999999999 5 6 7 more")
     owned = await cluster.client.hgetall(KEYS.own(PROMPT[0]))
     await cluster.client.hset(KEYS.owned_tokens, "r1", "garbage")
-    cluster.chores._repair._full_ms -= FULL_EVERY_MS
-    await cluster.chores._repair.repair_all()
+    cluster.maintenance._repair._full_ms -= FULL_EVERY_MS
+    await cluster.maintenance._repair.repair_all()
     for key, record in LATER.items():
         assert record in (await cluster.client.hgetall(key_of(key))).values(), key
     assert (await cluster.client.hget(KEYS.flight("gw0"), "b")).endswith(" more"), "of a replica that was voided"
@@ -365,7 +365,7 @@ async def test_a_voided_residency_is_said_again_or_trimmed_and_its_requests_stil
     before = await ledger.replicas()
     for name in ("r0", "r1"):
         await garbage(cluster, name)
-    await cluster.chores._repair.repair_all()
+    await cluster.maintenance._repair.repair_all()
     now = await ledger.replicas()
     assert all(now[name].since_ms > before[name].since_ms for name in now)
     assert await client.hgetall(KEYS.owned_tokens) == {"r0": "0", "r1": "0"}
@@ -374,7 +374,7 @@ async def test_a_voided_residency_is_said_again_or_trimmed_and_its_requests_stil
     assert (await ledger.sums()).problems() == []
     await cluster._agent()
     assert await client.hget(KEYS.owned_tokens, "r0") == "400", "what the agent holds"
-    await cluster.chores.tick()
+    await cluster.maintenance.tick()
     assert await client.zcard(KEYS.held("r1")) == 0
     await cluster.is_right_again()
 
@@ -398,10 +398,10 @@ async def test_a_residency_is_voided_once_a_minute_however_often_garbage_comes(
 async def test_keys_that_are_lost_are_said_again_and_requests_that_are_lost_count_no_more(cluster: Cluster) -> None:
     for key in ("flight:gw0", "budgets:gw0"):
         await cluster.damage(key, TYPE)
-    await cluster.chores._repair.repair_all()
+    await cluster.maintenance._repair.repair_all()
     assert (await Ledger(cluster.client, "m").sums()).are_zero
     await cluster.damage("held:r0", TYPE)
-    await cluster.chores._repair.repair_all()
+    await cluster.maintenance._repair.repair_all()
     assert await cluster.client.hget(KEYS.asks, "r0") == "restate"
     await cluster.is_right_again()
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.agent.agent_store import Measured, _agent_of, _binding, _measured, _resident
-from coordinator.chores.older_agents import _Entry, _entry
 from coordinator.known_pools import pool_names
+from coordinator.maintenance.older_agents import _Entry, _entry
 from coordinator.registry import AgentRecord, ReplicaFigures, ReplicaRecord, parse_pool_state, readable, surveyed_state
 
 RECORD = ReplicaRecord("r0", "life1", "ready", 5, 1, "http://r0", 2)

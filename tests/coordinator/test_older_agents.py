@@ -1,11 +1,11 @@
-"""What agents before version 0.2 publish reaches the map by the chores, once and in order."""
+"""What agents before version 0.2 publish reaches the map by maintenance, once and in order."""
 
 from __future__ import annotations
 
 import redis.asyncio as redis
 
-from coordinator.chores.older_agents import unapplied
-from coordinator.chores.worker import Worker
+from coordinator.maintenance.older_agents import unapplied
+from coordinator.maintenance.worker import Worker
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, dump, hash_of, numbers, owners, replica
 from tests.coordinator.stream import RESET, Stream, apply_older, attend, gains, losses, say_as_an_older_agent
@@ -13,7 +13,7 @@ from tests.coordinator.stream import RESET, Stream, apply_older, attend, gains, 
 MAP = ("*:own:*", "*:owned_tokens", "*:held:*", "*:replicas")
 
 
-async def test_the_chores_apply_it(stream: Stream, pool: Pool, client: redis.Redis) -> None:
+async def test_maintenance_applies_it(stream: Stream, pool: Pool, client: redis.Redis) -> None:
     old, new = chain("old"), chain("new")
     await say_as_an_older_agent(client, gains(old))
     await say_as_an_older_agent(client, [*losses(old), *gains(new)])
@@ -35,7 +35,7 @@ async def test_nothing_is_applied_twice(stream: Stream, pool: Pool, client: redi
     assert await dump(client, "kvgate:*") == before
 
 
-async def test_what_an_agent_of_this_version_says_needs_no_chores(
+async def test_what_an_agent_of_this_version_says_needs_no_maintenance(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
     await stream.say(*gains(chain(1)))
@@ -74,15 +74,15 @@ async def test_an_entry_of_a_past_life_only_moves_the_cursor(stream: Stream, poo
     assert (await hash_of(client, KEYS.cursors))["r0"].endswith(" 1")
 
 
-async def test_many_entries_take_many_pieces_and_a_cursor_that_cannot_be_read_stops_no_chore(
+async def test_many_entries_take_many_pieces_and_a_cursor_that_cannot_be_read_stops_no_task(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
     for number in range(7):
         await say_as_an_older_agent(client, gains(chain(number)))
     await client.hset(KEYS.cursors, "r0", "garbage 0")
-    [chore] = await unapplied(pool, ["r0"])
+    [task] = await unapplied(pool, ["r0"])
     pieces = 1
-    while not await chore.do_piece():
+    while not await task.do_piece():
         pieces += 1
     assert pieces == 4
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 700}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores import reaper
-from coordinator.chores.reaper import Reaper
-from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
+from coordinator.maintenance import reaper
+from coordinator.maintenance.reaper import Reaper
+from coordinator.maintenance.worker import Worker
 from coordinator.placement import Reservation
 from coordinator.pool.lost_gateways import REMEMBERED_S, note_lost, read_lost
 from coordinator.pool.pool import Pool
@@ -26,7 +26,7 @@ REQUESTS = 5
 
 @pytest.fixture
 async def dead(redis_server: RedisServer, client: redis.Redis, pool: Pool) -> AsyncIterator[Pool]:
-    """gw1, whose lease has ended with five requests in flight on r0. gw0 does the chores."""
+    """gw1, whose lease has ended with five requests in flight on r0. gw0 does the maintenance."""
     await pool.beat()
     await register(pool, 1)
     async with joined(redis_server.url, "gw1") as dead:
@@ -98,7 +98,7 @@ async def test_who_died_is_remembered_and_who_left_or_came_back_is_not(
     assert await read_lost(pool) == {}
 
 
-async def test_claims_wait_for_the_gateway_that_does_the_chores(
+async def test_claims_wait_for_the_gateway_that_does_the_maintenance(
     pool: Pool, dead: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
     await followed(client, "r0")
@@ -106,8 +106,8 @@ async def test_claims_wait_for_the_gateway_that_does_the_chores(
         await beaten(other)
     assert await numbers(client, KEYS.active) == {}
     assert await client.hlen(KEYS.reaped) == REQUESTS
-    chores = Worker(pool)
-    await chores.tick()
+    maintenance = Worker(pool)
+    await maintenance.tick()
     await eventually(lambda: is_seen_to(client))
     assert await numbers(client, KEYS.owned_tokens) == {}
 
@@ -126,11 +126,11 @@ async def test_heartbeats_do_not_wait_for_the_reaper_of_which_there_is_one_at_a_
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Reaper, "give_back", hang)
-    chores = Worker(pool)
+    maintenance = Worker(pool)
     for _ in range(3):
-        await chores.tick()
+        await maintenance.tick()
     assert begun == ["load"]
-    chores.close()
+    maintenance.close()
 
 
 async def test_claims_that_take_long_keep_no_load_of_another_gateway(
@@ -141,27 +141,27 @@ async def test_claims_that_take_long_keep_no_load_of_another_gateway(
 
     monkeypatch.setattr(Reaper, "handle_claims", hang)
     await client.hset(KEYS.reaped, "theirs", "r0 life1 1 0 - gw9")
-    chores = Worker(pool)
-    await chores.tick()
+    maintenance = Worker(pool)
+    await maintenance.tick()
     await eventually(lambda: is_given_back(client))
-    chores.close()
+    maintenance.close()
 
 
 async def is_given_back(client: redis.Redis) -> bool:
     return await numbers(client, KEYS.active) == {}
 
 
-async def test_gateways_that_do_no_chores_reap_what_the_next_heartbeat_still_names(
+async def test_gateways_that_do_no_maintenance_reap_what_the_next_heartbeat_still_names(
     pool: Pool, dead: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
     async with joined(redis_server.url, "gw2") as other:
-        chores = Worker(other)
-        await chores.tick()
+        maintenance = Worker(other)
+        await maintenance.tick()
         await drained(other)
         assert await numbers(client, KEYS.active) == {"r0": REQUESTS}
-        await chores.tick()
+        await maintenance.tick()
         await eventually(lambda: is_given_back(client))
-        chores.close()
+        maintenance.close()
 
 
 async def test_a_gateway_that_comes_back_while_it_is_reaped_starts_anew_with_its_live_requests(

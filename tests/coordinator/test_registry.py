@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import forget
-from coordinator.chores.worker import Worker
+from coordinator.maintenance.held_keys import forget
+from coordinator.maintenance.worker import Worker
 from coordinator.placement import Reservation
 from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord

@@ -7,7 +7,7 @@ import re
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import due, look_at
+from coordinator.maintenance.held_keys import due, look_at
 from coordinator.pool.draining import drain
 from coordinator.pool.pool import Pool
 from coordinator.registry import ASLEEP
@@ -75,8 +75,8 @@ async def test_what_it_held_is_forgotten_while_requests_wait_there_still(pool: P
     await drained(pool)
     await change(pool, "r0", "ready", ASLEEP)
     state, [look] = await beaten(pool), await look_at(pool, ["r0"])
-    chore, _ = due(pool, state.replicas["r0"], look, state, None)
-    while not await chore.do_piece():
+    task, _ = due(pool, state.replicas["r0"], look, state, None)
+    while not await task.do_piece():
         pass
     await change(pool, "r0", ASLEEP, "ready")
     assert (await place(pool, "b", chain(1, 2))).matched_keys == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores import held_keys
-from coordinator.chores.worker import Worker
+from coordinator.maintenance import held_keys
+from coordinator.maintenance.worker import Worker
 from coordinator.pool.engine_feedback import credit
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, owners, place, request
@@ -38,13 +38,13 @@ async def claimed(client: redis.Redis, keys: list[str]) -> list[bool]:
 async def test_what_an_engine_had_beyond_what_was_known_is_believed_until_its_agent_knows_everything(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
-    chores = Worker(pool)
+    maintenance = Worker(pool)
     await followed(client, relearning=1)
     await answered(pool, "a", chain(1, 2), cached_tokens=200)
-    await chores.tick()
+    await maintenance.tick()
     assert await claimed(client, chain(1, 2)) == [True, True]
     await followed(client)
-    await chores.tick()
+    await maintenance.tick()
     assert await claimed(client, chain(1, 2)) == [False, False]
     assert await numbers(client, KEYS.owned_tokens) == {}
     assert await client.zcard(KEYS.held("r0")) == 0
@@ -53,15 +53,15 @@ async def test_what_an_engine_had_beyond_what_was_known_is_believed_until_its_ag
 async def test_what_was_claimed_while_nobody_told_goes_when_an_agent_that_knows_everything_does_not_confirm_it(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
-    chores = Worker(pool)
+    maintenance = Worker(pool)
     await followed(client)
-    await chores.tick()
+    await maintenance.tick()
     await followed(client, lease_ms=-held_keys.AGENT_RETURNS_MS - 1)
     await answered(pool, "a", chain(1, 2))
-    await chores.tick()
+    await maintenance.tick()
     assert await claimed(client, chain(1, 2)) == [True, True]
     await followed(client)
-    await chores.tick()
+    await maintenance.tick()
     assert await claimed(client, chain(1, 2)) == [False, False]
 
 
@@ -73,10 +73,10 @@ async def test_the_claims_of_a_request_that_any_gateway_has_in_flight_stay(
         await place(other, "waiting", chain("waiting"), pinned="r0")
         await place(pool, "waiting too", chain("waiting too"), pinned="r0")
         await answered(pool, "over", chain("over"))
-        chores = Worker(pool)
-        await chores.tick()
-        while not chores.is_idle:  # a busy machine ends a round before its work is done
-            await chores.tick()
+        maintenance = Worker(pool)
+        await maintenance.tick()
+        while not maintenance.is_idle:  # a busy machine ends a round before its work is done
+            await maintenance.tick()
         assert await claimed(client, chain("waiting")) == [True]
         assert await claimed(client, chain("waiting too")) == [True]
         assert await claimed(client, chain("over")) == [False]

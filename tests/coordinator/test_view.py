@@ -47,7 +47,7 @@ async def told(pool: Pool) -> tuple[int, dict[bytes, bytes]]:
         lease_ms=LEASE_MS,
         max_gap_ms=MAX_GAP_MS,
         leaving=False,
-        does_chores=True,
+        does_maintenance=True,
         version=pool._version,
         held="",
         has_written=False,

@@ -1,4 +1,4 @@
-"""The chores: no replica is believed to hold more than its cache can."""
+"""Maintenance: no replica is believed to hold more than its cache can."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
-from coordinator.chores import held_keys, worker
-from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, forget_older
-from coordinator.chores.worker import Worker
+from coordinator.maintenance import held_keys, worker
+from coordinator.maintenance.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, forget_older
+from coordinator.maintenance.worker import Worker
 from coordinator.pool.pool import Pool
 from coordinator.registry import PoolState
 from tests.coordinator.stage import (
@@ -156,7 +156,7 @@ async def test_only_the_gateway_with_the_worker_lease_trims(
         assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
 
 
-async def test_chores_that_take_long_do_not_keep_the_next_heartbeat_waiting(
+async def test_maintenance_that_takes_long_does_not_keep_the_next_heartbeat_waiting(
     pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_WORK_S", 0.05)
@@ -164,9 +164,9 @@ async def test_chores_that_take_long_do_not_keep_the_next_heartbeat_waiting(
     await register(pool, 1)
     await place(pool, "a", chain(1))
     await client.zadd(KEYS.held("r0"), {f"{i:032x}": i for i in range(20_000)})
-    chores = Worker(pool)
-    await chores.tick()
-    await chores.tick()
+    maintenance = Worker(pool)
+    await maintenance.tick()
+    await maintenance.tick()
     assert 0 < await client.zcard(KEYS.held("r0")) < 20_001
 
 
@@ -176,7 +176,7 @@ async def test_a_tick_that_fails_on_what_nobody_thought_of_is_logged(
     monkeypatch.setattr(pool, "beat", lambda: {}["nothing"])
     with capture_logs() as logs:
         await Worker(pool).tick()
-    assert [(log["event"], log["pool"], log["error"]) for log in logs] == [("chores failed", "m", "KeyError")]
+    assert [(log["event"], log["pool"], log["error"]) for log in logs] == [("maintenance failed", "m", "KeyError")]
 
 
 async def test_what_a_replica_holds_is_not_trimmed_while_its_next_agent_may_still_come(
@@ -184,12 +184,12 @@ async def test_what_a_replica_holds_is_not_trimmed_while_its_next_agent_may_stil
 ) -> None:
     await register(pool, 1, capacity_tokens=100)
     await place(pool, "a", chain(1, 2))
-    chores = Worker(pool)
+    maintenance = Worker(pool)
     await followed(client, lease_ms=-1)
-    await chores.tick()
+    await maintenance.tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
     await followed(client, lease_ms=-AGENT_RETURNS_MS - 1)
-    await chores.tick()
+    await maintenance.tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
-from coordinator.chores.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
-from coordinator.chores.older_agents import _arguments, _Entry
-from coordinator.chores.reaper import Reaper
-from coordinator.chores.repair import Repair
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
+from coordinator.maintenance.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
+from coordinator.maintenance.older_agents import _arguments, _Entry
+from coordinator.maintenance.reaper import Reaper
+from coordinator.maintenance.repair import Repair
 from coordinator.placement import Budget, Placement, PlaceRequest, Reservation, Standing, TenantLimits, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.demand import Held, read_demand

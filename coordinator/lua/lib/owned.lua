@@ -1,5 +1,5 @@
 -- What an ownership record adds to its replica's owned_tokens: its span, if the record is of the current incarnation
--- and was used since that counts. A record that cannot be read may have been counted: then the chores void what the
+-- and was used since that counts. A record that cannot be read may have been counted: then maintenance voids what the
 -- replica owns (see repair).
 
 -- include safe

@@ -1,6 +1,6 @@
 -- Reading and writing keys that may hold anything, because somebody wrote to them by hand or with another tool. What
--- cannot be read is ignored: a key of another type reads as empty, and is replaced when it is written. The chores find
--- such records (see repair). What a script has replaced or removed before, it tells them.
+-- cannot be read is ignored: a key of another type reads as empty, and is replaced when it is written. Maintenance
+-- finds such records (see repair). What a script has replaced or removed before, it tells maintenance.
 
 local MAX_DIGITS = 15
 
@@ -35,7 +35,7 @@ local function write(command, key, ...)
   return redis.call(command, key, ...), true
 end
 
--- Tells the chores of records that could not be read: of which kind they were, and whose ("": it is not known). `key` is
+-- Tells maintenance of records that could not be read: of which kind they were, and whose ("": it is not known). `key` is
 -- any key of the pool.
 local function tell(key, kind, of, times)
   redis.pcall('HINCRBY', string.match(key, '^.-}:') .. 'unreadable', '?' .. kind .. ' ' .. of, times or 1)

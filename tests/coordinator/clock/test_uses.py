@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget
-from coordinator.chores.worker import Worker
+from coordinator.maintenance.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget
+from coordinator.maintenance.worker import Worker
 from coordinator.pool.pool import Pool
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import (
@@ -37,7 +37,7 @@ async def held(client: redis.Redis, name: str = "r0") -> list[str]:
 async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_order(
     pool: Pool, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.chores.held_keys._PIECE", 4)
+    monkeypatch.setattr("coordinator.maintenance.held_keys._PIECE", 4)
     for number in range(5):
         await place(pool, f"id{number}", chain(number, "end"), pinned="r0")
         await drained(pool)
@@ -64,16 +64,16 @@ async def test_the_worker_sees_to_that_where_there_is_an_agent_and_where_there_i
         await place(pool, name, chain(name), pinned=name)
         pool.done(name)
     await drained(pool)
-    chores = Worker(pool)
-    await chores.tick()
+    maintenance = Worker(pool)
+    await maintenance.tick()
     await clock.step(-HOUR_MS)
-    await chores.tick()
+    await maintenance.tick()
     now = await clock.now_ms()
     for name in ("r0", "r1"):
         assert await client.zscore(KEYS.held(name), chain(name)[0]) <= now + 1
     await clock.step(SWEEP_EVERY_MS + 1000)
     await clock.follow("r0")
-    await chores.tick()
+    await maintenance.tick()
     assert await owners(client, chain("r0")[0]) == {}, "no event confirmed the claim"
     assert list(await owners(client, chain("r1")[0])) == ["r1"]
 

@@ -17,7 +17,7 @@ import structlog
 from coordinator.pool.pool import Pool
 from coordinator.registry import is_number, pairs, readable
 
-_log = structlog.get_logger("kvgate.chores")
+_log = structlog.get_logger("kvgate.maintenance")
 
 _ENTRIES = 2
 """The most that are applied in one piece: an older agent's entry has up to 200 transitions, a ms of Redis' time."""
@@ -51,7 +51,7 @@ async def unapplied(pool: Pool, replicas: Sequence[str]) -> list[OlderEntries]:
 
 @dataclass(slots=True, eq=False)
 class OlderEntries:
-    """The entries of one replica that no agent has applied: a chore."""
+    """The entries of one replica that no agent has applied: a task."""
 
     pool: Pool
     replica: str

@@ -2,8 +2,8 @@
 
 If a gateway's heartbeat names a dead gateway, it gives the dead gateway's load back at once (lua/reap.lua). Handling
 the claims of the dead gateway's requests takes longer: their reservations wait in `reaped` for the gateway that does
-the pool's chores, which rests between them. Each is removed when its claims are handled. So if the gateway that does
-the chores dies in the middle, the next one continues. Handling claims twice changes nothing.
+the pool's maintenance, which rests between them. Each is removed when its claims are handled. So if that gateway dies
+in the middle, the next one continues. Handling claims twice changes nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coordinator.chores.chore_queue import rest_s
 from coordinator.errors import StoreError, StoreRefused
+from coordinator.maintenance.task_queue import rest_s
 from coordinator.pool.lost_gateways import forget_lost, note_lost
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool
@@ -49,8 +49,8 @@ class Reaper:
         """Whether the store did not know this gateway at the last heartbeat."""
 
     def go_on(self, state: PoolState) -> None:
-        """Start to reap what a heartbeat named, unless that is under way. The gateway that does the chores reaps at
-        once. The others reap what is still named half a second later, because that gateway may be dead, too."""
+        """Start to reap what a heartbeat named, unless that is under way. The gateway that does the maintenance reaps
+        at once. The others reap what is still named half a second later, because that gateway may be dead, too."""
         if self._is_new and state.known:
             self._start("own", lambda: forget_lost(self._pool))
         self._is_new = not state.known

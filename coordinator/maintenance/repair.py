@@ -1,4 +1,4 @@
-"""Finds records in a pool's keys that cannot be read, and logs each once. The gateway that does the chores runs it.
+"""Finds records in a pool's keys that cannot be read, and logs each once. The worker runs it.
 
 `repair` checks records with every heartbeat, a bounded number of them: in a pool of up to 50 replicas or so all that
 there are, in a larger pool the next ones. What depends on them becomes right again: see lua/repair.lua.

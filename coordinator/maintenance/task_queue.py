@@ -1,7 +1,7 @@
-"""The chores of a pool that are due, done piece by piece in turns, within a bounded share of Redis' time.
+"""The maintenance tasks of a pool that are due, done piece by piece in turns, within a bounded share of Redis' time.
 
 Pieces of several replicas are sent together. Redis runs them one behind another, and a placement waits for at most all
-of them: so together they take one to three ms. Then chores rest for REST_PER_WORK times as long as these pieces took,
+of them: so together they take one to three ms. Then tasks rest for REST_PER_WORK times as long as these pieces took,
 the way to Redis and other commands included. So they take at most 1 / (1 + REST_PER_WORK) of Redis' time, and less
 while Redis or this gateway is busy.
 """
@@ -16,11 +16,11 @@ import structlog
 
 from coordinator.errors import StoreRefused
 
-_log = structlog.get_logger("kvgate.chores")
+_log = structlog.get_logger("kvgate.maintenance")
 
 REST_PER_WORK = 5.0
 _MAX_REST_S = 0.03
-"""So that chores go on while Redis or this gateway is very busy."""
+"""So that maintenance goes on while Redis or this gateway is very busy."""
 _AT_ONCE = 4
 
 
@@ -29,28 +29,28 @@ def rest_s(begun_s: float) -> float:
     return min(_MAX_REST_S, REST_PER_WORK * (asyncio.get_running_loop().time() - begun_s))
 
 
-class Chore(Protocol):
+class MaintenanceTask(Protocol):
     """Work on one replica's keys. It takes any number of pieces."""
 
     name: str
-    """Of its kind and its replica: two chores of one name are the same."""
+    """Of its kind and its replica: two tasks of one name are the same."""
     is_urgent: bool
 
     async def do_piece(self) -> bool:
-        """Do one piece; returns whether the chore is done. Raises StoreError."""
+        """Do one piece; returns whether the task is done. Raises StoreError."""
 
 
-class ChoreQueue:
-    """Chores in two lines, urgent and routine. If both have chores, pieces come from them by turns. Within a line each
-    chore has one piece done in its turn and then goes to the end, so no chore waits for a long one to end."""
+class TaskQueue:
+    """Tasks in two lines, urgent and routine. If both have tasks, pieces come from them by turns. Within a line each
+    task has one piece done in its turn and then goes to the end, so no task waits for a long one to end."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._due: dict[str, Chore] = {}
+        self._due: dict[str, MaintenanceTask] = {}
         self._since_s: dict[str, float] = {}
         """When each of them became due (loop time)."""
-        self._urgent: deque[Chore] = deque()
-        self._routine: deque[Chore] = deque()
+        self._urgent: deque[MaintenanceTask] = deque()
+        self._routine: deque[MaintenanceTask] = deque()
 
     def __len__(self) -> int:
         return len(self._due)
@@ -58,25 +58,25 @@ class ChoreQueue:
     def __contains__(self, name: str) -> bool:
         return name in self._due
 
-    def add(self, chore: Chore) -> None:
-        """A chore of this name that is in the queue stays, unless it is routine and this one is urgent."""
-        before = self._due.get(chore.name)
-        if before is None or (chore.is_urgent and not before.is_urgent):
+    def add(self, task: MaintenanceTask) -> None:
+        """A task of this name that is in the queue stays, unless it is routine and this one is urgent."""
+        before = self._due.get(task.name)
+        if before is None or (task.is_urgent and not before.is_urgent):
             if before is not None:
                 self._routine.remove(before)
-            self._due[chore.name], self._since_s[chore.name] = chore, asyncio.get_running_loop().time()
-            self._line_of(chore).append(chore)
+            self._due[task.name], self._since_s[task.name] = task, asyncio.get_running_loop().time()
+            self._line_of(task).append(task)
 
-    def _line_of(self, chore: Chore) -> deque[Chore]:
-        return self._urgent if chore.is_urgent else self._routine
+    def _line_of(self, task: MaintenanceTask) -> deque[MaintenanceTask]:
+        return self._urgent if task.is_urgent else self._routine
 
     def clear(self) -> None:
-        """Another gateway does the chores now."""
-        for chores in (self._due, self._since_s, self._urgent, self._routine):
-            chores.clear()
+        """Another gateway does the maintenance now."""
+        for tasks in (self._due, self._since_s, self._urgent, self._routine):
+            tasks.clear()
 
     def lag_s(self) -> float:
-        """For how long the oldest chore has been due; 0 if there is none."""
+        """For how long the oldest task has been due; 0 if there is none."""
         now_s = asyncio.get_running_loop().time()
         return now_s - min(self._since_s.values(), default=now_s)
 
@@ -91,22 +91,22 @@ class ChoreQueue:
                 return
             await asyncio.sleep(rest_s(begun_s))
 
-    def _next(self) -> list[Chore]:
-        """The chores whose turn it is. A line with few chores leaves its share to the other."""
+    def _next(self) -> list[MaintenanceTask]:
+        """The tasks whose turn it is. A line with few tasks leaves its share to the other."""
         urgents = min(len(self._urgent), max(_AT_ONCE // 2, _AT_ONCE - len(self._routine)))
         routines = min(len(self._routine), _AT_ONCE - urgents)
         return [self._urgent.popleft() for _ in range(urgents)] + [self._routine.popleft() for _ in range(routines)]
 
-    async def _do_pieces(self, chores: list[Chore]) -> None:
-        outcomes = await asyncio.gather(*(chore.do_piece() for chore in chores), return_exceptions=True)
+    async def _do_pieces(self, tasks: list[MaintenanceTask]) -> None:
+        outcomes = await asyncio.gather(*(task.do_piece() for task in tasks), return_exceptions=True)
         failure: BaseException | None = None
-        for chore, outcome in zip(chores, outcomes, strict=True):
+        for task, outcome in zip(tasks, outcomes, strict=True):
             if outcome is False:
-                self._line_of(chore).append(chore)
+                self._line_of(task).append(task)
                 continue
-            del self._due[chore.name], self._since_s[chore.name]
+            del self._due[task.name], self._since_s[task.name]
             if isinstance(outcome, StoreRefused):  # a key of another type: repair.py removes it, then it is due again
-                _log.info("a chore was refused", pool=self._pool, chore=chore.name, reason=str(outcome))
+                _log.info("a maintenance task was refused", pool=self._pool, task=task.name, reason=str(outcome))
             elif isinstance(outcome, BaseException):
                 failure = outcome
         if failure is not None:

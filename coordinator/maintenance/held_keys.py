@@ -39,7 +39,7 @@ _PIECE = 128
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What decides about one replica's chores."""
+    """What decides about one replica's tasks."""
 
     count: int
     oldest_ms: float
@@ -67,7 +67,7 @@ class Pass:
 
 @dataclass(slots=True, eq=False)
 class HeldKeys:
-    """What is due on one replica's keys: a chore. `left` and `down_to_ms` are those of sweep.lua."""
+    """What is due on one replica's keys: a task. `left` and `down_to_ms` are those of sweep.lua."""
 
     pool: Pool
     replica: str
@@ -123,23 +123,23 @@ def due(
     pool: Pool, record: ReplicaRecord, look: Look, state: PoolState, last: Pass | None
 ) -> tuple[HeldKeys, Pass | None]:
     """What is due on a replica's keys, and the pass that is the last one when it is done."""
-    replica, chore = record.replica, HeldKeys(pool, record.replica, before_ms=record.since_ms)
-    chore.rewinds = look.newest_ms > max(state.now_ms, record.since_ms) + AHEAD_MS
+    replica, task = record.replica, HeldKeys(pool, record.replica, before_ms=record.since_ms)
+    task.rewinds = look.newest_ms > max(state.now_ms, record.since_ms) + AHEAD_MS
     sweep: Pass | None = None
     if state.is_told(replica) or _awaits_agent(replica, state):
-        sweep, chore.down_to_ms = _pass(record, state, last)
-        if sweep is not last and look.newest_ms >= chore.down_to_ms:
-            chore.left, chore.claims_before_ms = look.count, sweep.claims_before_ms
-            chore.is_urgent = last is not None and (sweep.life != last.life or sweep.is_known != last.is_known)
+        sweep, task.down_to_ms = _pass(record, state, last)
+        if sweep is not last and look.newest_ms >= task.down_to_ms:
+            task.left, task.claims_before_ms = look.count, sweep.claims_before_ms
+            task.is_urgent = last is not None and (sweep.life != last.life or sweep.is_known != last.is_known)
     else:
-        chore.before_ms, chore.to_capacity = stale_before_ms(record, state), True
+        task.before_ms, task.to_capacity = stale_before_ms(record, state), True
         limit = record.capacity_tokens
-        chore.trims = look.owned_tokens > limit if limit else look.count > MAX_KEYS
+        task.trims = look.owned_tokens > limit if limit else look.count > MAX_KEYS
     if record.state == ASLEEP or (record.state == "draining" and not look.active):
-        chore.before_ms = _EVER_MS
-    chore.trims = look.count > 0 and (chore.trims or look.oldest_ms < chore.before_ms)
-    chore.is_urgent = chore.is_urgent or chore.rewinds or chore.trims
-    return chore, sweep
+        task.before_ms = _EVER_MS
+    task.trims = look.count > 0 and (task.trims or look.oldest_ms < task.before_ms)
+    task.is_urgent = task.is_urgent or task.rewinds or task.trims
+    return task, sweep
 
 
 def _pass(record: ReplicaRecord, state: PoolState, last: Pass | None) -> tuple[Pass, int]:
@@ -163,7 +163,7 @@ def stale_before_ms(record: ReplicaRecord, state: PoolState) -> int:
 
 
 async def look_at(pool: Pool, replicas: Sequence[str]) -> list[Look]:
-    """What decides about the chores of these replicas. Raises StoreError."""
+    """What decides about the tasks of these replicas. Raises StoreError."""
     told = await pool.run("look", replicas=replicas)
     return [
         Look(int(count), float(oldest or 0), float(newest or 0), int(owned) if is_number(owned) else 0, int(active))
@@ -203,5 +203,5 @@ async def forget_older(pool: Pool, replica: str, before_ms: int) -> int:
 
 async def forget(pool: Pool, record: ReplicaRecord) -> bool:
     """Remove a dead replica from the store; False if it has begun another incarnation since, or an agent holds it. The
-    chores remove its keys later, which nobody reads any more. Raises StoreError."""
+    maintenance removes its keys later, which nobody reads any more. Raises StoreError."""
     return bool(await pool.run("forget", replica=record.replica, incarnation=record.incarnation))

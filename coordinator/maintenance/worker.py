@@ -1,9 +1,9 @@
-"""The chores of a pool, done by the gateway that holds its worker lease, with each heartbeat: records that cannot be
-read are looked for (repair.py), then the keys that replicas are believed to hold are kept true and within bounds
+"""The maintenance of a pool, done by the gateway that holds its worker lease, with each heartbeat: records that cannot
+be read are looked for (repair.py), then the keys that replicas are believed to hold are kept true and within bounds
 (held_keys.py).
 
 Each heartbeat looks at some of the replicas, those first that have waited longest. What is due goes into a queue
-(chore_queue.py), which is worked off for a part of each heartbeat; what is left continues with the next one.
+(task_queue.py), which is worked off for a part of each heartbeat; what is left continues with the next one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import suppress
 
 import structlog
 
-from coordinator.chores.chore_queue import ChoreQueue
-from coordinator.chores.held_keys import HeldKeys, Pass, due, look_at
-from coordinator.chores.older_agents import unapplied
-from coordinator.chores.reaper import Reaper
-from coordinator.chores.repair import Repair
 from coordinator.errors import StoreError, StoreRefused
+from coordinator.maintenance.held_keys import HeldKeys, Pass, due, look_at
+from coordinator.maintenance.older_agents import unapplied
+from coordinator.maintenance.reaper import Reaper
+from coordinator.maintenance.repair import Repair
+from coordinator.maintenance.task_queue import TaskQueue
 from coordinator.pool.pool import Pool
 from coordinator.registry import PoolState, readable
 
@@ -34,13 +34,13 @@ _LOOKS_AT_ONCE = 128
 
 
 class Worker:
-    """Beats for one pool, and does its chores while this gateway holds the lease."""
+    """Beats for one pool, and does its maintenance while this gateway holds the lease."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._reaper = Reaper(pool)
         self._repair = Repair(pool)
-        self._queue = ChoreQueue(pool.name)
+        self._queue = TaskQueue(pool.name)
         self._passes: dict[str, Pass] = {}
         self._looked_s: dict[str, float] = {}
         """When each replica was looked at last, the longest ago first (loop time)."""
@@ -48,7 +48,7 @@ class Worker:
     def close(self) -> None:
         """End what runs beside the heartbeat."""
         self._reaper.close()
-        self._pool.chores_lag_s = None
+        self._pool.maintenance_lag_s = None
 
     @property
     def is_idle(self) -> bool:
@@ -56,29 +56,29 @@ class Worker:
         return not self._queue
 
     async def tick(self) -> None:
-        """One heartbeat, and a round of chores if this gateway holds the lease. Never raises: a failing store is
+        """One heartbeat, and a round of maintenance if this gateway holds the lease. Never raises: a failing store is
         noticed elsewhere, other errors are logged.
         """
         until_s = asyncio.get_running_loop().time() + _WORK_S
         try:
             state = await self._beat()
             self._reaper.go_on(state)
-            with suppress(StoreError):  # the other chores may mend what stops it
+            with suppress(StoreError):  # the other tasks may mend what stops it
                 await self._pool.subsets.keep()
             if self._pool.is_worker:
                 await self._repair.repair()
                 await self._look(state)
                 await self._queue.work(until_s)
-                self._pool.chores_lag_s = self._lag_s()
+                self._pool.maintenance_lag_s = self._lag_s()
             else:
                 self._hand_over()
         except (StoreError, TimeoutError):
             return
         except Exception as error:  # nobody awaits a tick
-            _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
+            _log.error("maintenance failed", pool=self._pool.name, error=type(error).__name__)
 
     async def _beat(self) -> PoolState:
-        """If a record makes the heartbeat fail, nobody knows who does the chores: then every gateway repairs."""
+        """If a record makes the heartbeat fail, nobody knows who does the maintenance: then every gateway repairs."""
         try:
             return await self._pool.beat()
         except StoreRefused:
@@ -93,18 +93,18 @@ class Worker:
             for older in await unapplied(self._pool, names):
                 self._queue.add(older)
             for name, look in zip(names, await look_at(self._pool, names), strict=True):
-                chore, sweep = due(self._pool, state.replicas[name], look, state, self._passes.get(name))
-                self._take(chore, sweep)
+                task, sweep = due(self._pool, state.replicas[name], look, state, self._passes.get(name))
+                self._take(task, sweep)
         for name in map(readable, await self._pool.read("HKEYS", self._pool.keys.forgotten)):
             record = state.replicas.get(name)
             self._take(HeldKeys(self._pool, name, trims=True, before_ms=record.since_ms if record else 0), None)
 
-    def _take(self, chore: HeldKeys, sweep: Pass | None) -> None:
-        if chore.is_due:
-            chore.when_done = lambda: self._passed(chore.replica, sweep)
-            self._queue.add(chore)
-        elif chore.name not in self._queue:
-            self._passed(chore.replica, sweep)
+    def _take(self, task: HeldKeys, sweep: Pass | None) -> None:
+        if task.is_due:
+            task.when_done = lambda: self._passed(task.replica, sweep)
+            self._queue.add(task)
+        elif task.name not in self._queue:
+            self._passed(task.replica, sweep)
 
     def _passed(self, replica: str, sweep: Pass | None) -> None:
         if sweep is None:
@@ -133,8 +133,8 @@ class Worker:
         return max(self._queue.lag_s(), now_s - next(iter(longest_ago_s), now_s))
 
     def _hand_over(self) -> None:
-        """Another gateway does the chores. If this one does them again, it begins anew."""
-        self._pool.chores_lag_s = None
+        """Another gateway does the maintenance. If this one does it again, it begins anew."""
+        self._pool.maintenance_lag_s = None
         self._queue.clear()
         self._passes.clear()
         self._looked_s.clear()

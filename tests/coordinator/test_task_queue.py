@@ -1,4 +1,4 @@
-"""Chores take turns within a bounded share of Redis' time: none waits for a long one, and none is lost."""
+"""Tasks take turns within a bounded share of Redis' time: none waits for a long one, and none is lost."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import asyncio
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores import held_keys, worker
-from coordinator.chores.chore_queue import REST_PER_WORK, ChoreQueue
-from coordinator.chores.worker import Worker
+from coordinator.maintenance import held_keys, worker
+from coordinator.maintenance.task_queue import REST_PER_WORK, TaskQueue
+from coordinator.maintenance.worker import Worker
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, register
 from tests.coordinator.stream import followed
 
 
 class Pieces:
-    """A chore of so many pieces, which are written to a list as they are done."""
+    """A task of so many pieces, which are written to a list as they are done."""
 
     def __init__(self, name: str, count: int, done: list[str], is_urgent: bool = True) -> None:
         self.name, self.is_urgent = name, is_urgent
@@ -33,8 +33,8 @@ def until(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-async def test_a_short_chore_does_not_wait_for_long_ones_that_came_before_it() -> None:
-    queue, done = ChoreQueue("m"), list[str]()
+async def test_a_short_task_does_not_wait_for_long_ones_that_came_before_it() -> None:
+    queue, done = TaskQueue("m"), list[str]()
     for name in ("a", "b", "c", "d", "e"):
         queue.add(Pieces(name, 50, done))
     queue.add(Pieces("short", 1, done))
@@ -46,8 +46,8 @@ async def test_a_short_chore_does_not_wait_for_long_ones_that_came_before_it() -
     assert queue.lag_s() == 0
 
 
-async def test_an_urgent_chore_takes_the_place_of_a_routine_one_and_of_no_other() -> None:
-    queue, done = ChoreQueue("m"), list[str]()
+async def test_an_urgent_task_takes_the_place_of_a_routine_one_and_of_no_other() -> None:
+    queue, done = TaskQueue("m"), list[str]()
     routine, urgent = Pieces("a", 9, done, is_urgent=False), Pieces("a", 3, done)
     queue.add(routine)
     queue.add(urgent)
@@ -57,8 +57,8 @@ async def test_an_urgent_chore_takes_the_place_of_a_routine_one_and_of_no_other(
     assert done == ["a"] * 3
 
 
-async def test_a_round_that_is_cut_off_goes_on_with_the_next_chore() -> None:
-    queue, done = ChoreQueue("m"), list[str]()
+async def test_a_round_that_is_cut_off_goes_on_with_the_next_task() -> None:
+    queue, done = TaskQueue("m"), list[str]()
     for number in range(10):
         queue.add(Pieces(str(number), 100, done, is_urgent=False))
     for _ in range(5):
@@ -67,7 +67,7 @@ async def test_a_round_that_is_cut_off_goes_on_with_the_next_chore() -> None:
     assert {name: done.count(name) for name in done} == {str(number): 2 for number in range(10)}
 
 
-async def test_chores_rest_for_longer_than_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tasks_rest_for_longer_than_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, rests = asyncio.get_running_loop(), list[float]()
     now_s = 100.0
 
@@ -80,7 +80,7 @@ async def test_chores_rest_for_longer_than_they_work(monkeypatch: pytest.MonkeyP
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
-    queue = ChoreQueue("m")
+    queue = TaskQueue("m")
     queue.add(Slow("a", 3, []))
     monkeypatch.setattr(loop, "time", lambda: now_s, raising=False)
     monkeypatch.setattr(asyncio, "sleep", rest)
@@ -99,10 +99,10 @@ async def test_every_replica_gets_its_turn_however_much_others_hold(
         await followed(client, name)
         count = 5000 if name == "r0" else 1
         await client.zadd(KEYS.held(name), {f"{i:031x}{name[-1]}": i + 1 for i in range(count)})
-    chores = Worker(pool)
+    maintenance = Worker(pool)
     for _ in range(3):
-        await chores.tick()
+        await maintenance.tick()
     assert [await client.zcard(KEYS.held(f"r{i}")) for i in range(1, 6)] == [0] * 5
     assert 0 < await client.zcard(KEYS.held("r0")) < 5000
-    assert pool.chores_lag_s is not None
-    assert pool.chores_lag_s > 0
+    assert pool.maintenance_lag_s is not None
+    assert pool.maintenance_lag_s > 0
