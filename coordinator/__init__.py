@@ -14,7 +14,7 @@ errors            what can go wrong with the store
 breaker           when the breaker of a replica opens, and for how long
 redis/            the connection itself: addresses, pipelining, limits of time, INFO
 pool/             one pool as one gateway uses it: placing, ownership, and what answers teach
-maintenance/      what one process does for all: trimming, reaping, checking records, older agents' streams
+maintenance/      what one process does for all: trimming, reaping, checking records
 agent/            the process beside a replica: reads its engine's events and says what the replica holds
 engine/           what an engine says of itself: its metrics and its LMCache server
 watch/            looks after a Redis that chunks fill: TTLs, evictions, memory

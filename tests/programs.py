@@ -52,7 +52,7 @@ def _succeeds(*command: str) -> Callable[[], bool]:
     return run
 
 
-OLDER = "d9edafed3e54"
+OLDER = "479ea5e61ed0"
 """The commit of the version before this one."""
 _ROOT = Path(__file__).parent.parent
 

@@ -68,7 +68,6 @@ class Attended:
     measured: list[Measured]
     voided: list[str]
     """Keys that the engine was found not to serve."""
-    entries: int
     had_lapsed: bool
     """Whether this agent's lease had run out: meanwhile, others may have treated its replica's keys as claims."""
     agents: int
@@ -181,8 +180,8 @@ class AgentStore:
         self._taken = reply[3]
         measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
         voided = [key for text in reply[3] for key in _voided(text)]
-        before, asked, (entries, lapsed, agents, state, restating) = _agent_of(reply[1]), readable(reply[2]), reply[4:]
-        return Attended(before, asked, measured, voided, entries, lapsed == 1, agents, readable(state), restating)
+        before, asked, (lapsed, agents, state, restating) = _agent_of(reply[1]), readable(reply[2]), reply[5:]
+        return Attended(before, asked, measured, voided, lapsed == 1, agents, readable(state), restating)
 
     async def change_state(self, before: str, after: str) -> None:
         """Change the replica's state in the registry, if it still has this incarnation and is in the state `before`."""
@@ -198,28 +197,25 @@ class AgentStore:
         here = (self._replica, self.incarnation)
         return [binding if at == here else replace(binding, is_report=elsewhere_is_report) for at, binding in found]
 
-    async def publish(
-        self, transitions: Sequence[Transition], age_s: float, seq: int | None, restates: bool = False
-    ) -> int:
+    async def publish(self, transitions: Sequence[Transition], age_s: float, seq: int | None) -> int:
         """Change the map, and append the transitions to the stream. Returns the number of the first entry. Raises
         Fenced.
 
-        `seq` is the engine batch that is completely published with them; None if more has to follow first. `restates`:
-        everything that the replica holds is said again from here on.
+        `seq` is the engine batch that is completely published with them; None if more has to follow first.
         """
         numbers = []
         for start in range(0, len(transitions), PIECE):
             lines = [_line(each) for each in transitions[start : start + PIECE]]
             is_last = start + PIECE >= len(transitions)
-            numbers.append(await self._publish(lines, age_s, seq if is_last else None, restates))
+            numbers.append(await self._publish(lines, age_s, seq if is_last else None))
         return numbers[0] if numbers else 0
 
     async def void_before(self, entry: int, seq: int) -> None:
         """Publish that all is void that was said before that entry, and not since; if it is 0, that all is. Raises
         Fenced."""
-        await self._publish([f"floor {entry}" if entry else "reset"], 0.0, seq, not entry)
+        await self._publish([f"floor {entry}" if entry else "reset"], 0.0, seq)
 
-    async def _publish(self, lines: Sequence[str], age_s: float, seq: int | None, restates: bool) -> int:
+    async def _publish(self, lines: Sequence[str], age_s: float, seq: int | None) -> int:
         """Needs a heartbeat first, which tells the length of the stream."""
         number = await self._run(
             "publish",
@@ -228,7 +224,6 @@ class AgentStore:
             incarnation=self.incarnation,
             cap=STREAM_CAP,
             age_ms=int(age_s * 1000),
-            restates=restates,
             seq="" if seq is None else seq,
             last_entry=self.entries or 0,
             keys=[line.split(" ", 2)[1] for line in lines if line[0] in "+-"],
@@ -240,15 +235,6 @@ class AgentStore:
             raise StoreDown("the stream is not where this agent left it")
         self.entries = int(number)
         return int(number)
-
-    async def is_applied(self, entries: int) -> bool:
-        """Whether all of the stream's first `entries` entries are in the map. An older agent's may not be: see
-        coordinator/maintenance/older_agents.py."""
-        cursor = await self.ask("HGET", self.keys.cursors, self._replica)
-        try:
-            return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
-        except (ValueError, IndexError):
-            return False  # the cursor cannot be read
 
     async def drain(self) -> None:
         """From now on the replica gets no new requests."""

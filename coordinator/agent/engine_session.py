@@ -45,8 +45,6 @@ _QUEUE = 1000
 _SILENCE_S = 15.0
 
 _OVERDUE_S = 5.0
-_OLDER_POLL_S, _OLDER_POLLS = 0.25, 12
-"""How often to look whether somebody applies what an older agent said last (see older_agents.py)."""
 
 _READ_AGAIN_S = 0.5
 """A chain that was not found is read again after this time: its gateway may write it late."""
@@ -69,10 +67,6 @@ def mode_of(residency: Residency) -> str:
 
 class SessionOver(Exception):
     """Another engine process runs at the replica's address, or it serves another model or publishes elsewhere."""
-
-
-class NotApplied(Exception):
-    """An older agent's last entries are not in the map yet."""
 
 
 class EngineSession:
@@ -341,7 +335,7 @@ class EngineSession:
 
     async def _take_over(self) -> None:
         """Connect, wait until no other agent holds the replica, and read what the last agent knew."""
-        held_by_other, polls_left = False, _OLDER_POLLS
+        held_by_other = False
         while not self._has_taken_over and self._handover is None:
             wait_s = BEAT_S
             try:
@@ -349,15 +343,13 @@ class EngineSession:
                     answer = await store.attend(self._vitals())
                     if isinstance(answer, Attended):
                         await self._handle(store, answer)
-                        self._handover = await Handover.find(store, answer, polls_left > 0)
+                        self._handover = await Handover.find(store, answer)
                         self._has_taken_over |= self._handover is None
                         continue
                     if not held_by_other:
                         held_by_other = True
                         _log.info("waiting: another agent holds this replica", replica=self._replica)
                     wait_s = min(answer, BEAT_S)
-            except NotApplied:
-                wait_s, polls_left = _OLDER_POLL_S, polls_left - 1
             except StoreError as error:
                 await self._store_lost(error)
             await asyncio.sleep(wait_s)
@@ -502,17 +494,10 @@ class Handover:
     """When to stop waiting for the events to reach `seq` (monotonic time)."""
 
     @classmethod
-    async def find(cls, store: AgentStore, answer: Attended, may_wait: bool) -> Handover | None:
-        """None if there is no usable earlier state: no agent followed this process before, or it was an older one whose
-        entries are not all applied, so that evictions would be undone. In the latter case it raises NotApplied if the
-        caller may wait. Raises StoreError."""
+    async def find(cls, store: AgentStore, answer: Attended) -> Handover | None:
+        """None if no agent followed this process before. Raises StoreError."""
         before = answer.before
         if before is None or before.incarnation != store.incarnation or before.seq < 0:
-            return None
-        if not await store.is_applied(answer.entries):
-            if may_wait:
-                raise NotApplied
-            _log.warning("the last agent's entries are not applied: the replica's map is learned again")
             return None
         return cls(before.seq, await store.residents(), time.monotonic() + _OVERDUE_S)
 

@@ -39,7 +39,7 @@ class Restatement:
             self._left = [each.key for each in self._residency.residents()]
         piece, self._left = self._found(self._left[:PIECE]), self._left[PIECE:]
         if piece:
-            entry = await store.publish(piece, 0.0, None, restates=not self._first_entry)
+            entry = await store.publish(piece, 0.0, None)
             self._first_entry = self._first_entry or entry
         self.due_s = now_s + max(1, agents) * REST_S_AN_AGENT
         if self._left:

@@ -16,7 +16,6 @@ import structlog
 
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.maintenance.held_keys import HeldKeys, Pass, due, look_at
-from coordinator.maintenance.older_agents import unapplied
 from coordinator.maintenance.reaper import Reaper
 from coordinator.maintenance.repair import Repair
 from coordinator.maintenance.task_queue import TaskQueue
@@ -90,8 +89,6 @@ class Worker:
         turn = self._turn(state)
         for first in range(0, len(turn), _LOOKS_AT_ONCE):
             names = turn[first : first + _LOOKS_AT_ONCE]
-            for older in await unapplied(self._pool, names):
-                self._queue.add(older)
             for name, look in zip(names, await look_at(self._pool, names), strict=True):
                 task, sweep = due(self._pool, state.replicas[name], look, state, self._passes.get(name))
                 self._take(task, sweep)

@@ -57,13 +57,10 @@ async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
     if pool.state is None or not pool.state.is_told(replica):
         return False
     k = pool.keys
-    cursor, entries, restating, record = await asyncio.gather(
-        pool.read("HGET", k.cursors, replica),
-        pool.read("HGET", k.entries, replica),
-        pool.read("HGET", k.restating, replica),
-        pool.read("HGET", k.own(key), replica),
+    restating, record = await asyncio.gather(
+        pool.read("HGET", k.restating, replica), pool.read("HGET", k.own(key), replica)
     )
-    if restating or not record or not cursor or cursor.split(b" ")[1:] != [entries]:
+    if restating or not record:
         return False
     fields = readable(record).split(" ")
     return fields[1:2] == ["resident"] and fields[6:7] == [entry]

@@ -25,6 +25,6 @@ stringData:
   KVGATE_CACHE_SALT_SECRET: $(password)
   users.acl: |
     user default on nopass -@all +ping
-    user kvgate on >$kvgate ~kvgate:* %R~kvchunk@* -@all +ping +info +eval +evalsha +script|load +script|exists +time +exists +get +mget +strlen +set +del +unlink +incr +expire +hget +hmget +hgetall +hkeys +hset +hdel +hincrby +hlen +zadd +zrem +zcard +zrange +zrangebyscore +zscore +zmscore +zcount +zrevrange +zrandmember +hrandfield +sadd +smembers +rpush +lrange +ltrim +blmove +xadd +xread +xdel +dbsize +randomkey +pttl +memory|usage +subscribe resetchannels &__keyevent@0__:set &__keyevent@0__:evicted (~*@*@*@* +eval +evalsha +pttl +pexpire +memory|usage +object|idletime)
+    user kvgate on >$kvgate ~kvgate:* %R~kvchunk@* -@all +ping +info +eval +evalsha +script|load +script|exists +time +exists +get +mget +strlen +set +del +unlink +incr +expire +hget +hmget +hgetall +hkeys +hset +hdel +hincrby +hlen +zadd +zrem +zcard +zrange +zrangebyscore +zscore +zmscore +zcount +zrevrange +zrandmember +hrandfield +sadd +smembers +rpush +lrange +ltrim +blmove +xadd +xread +dbsize +randomkey +pttl +memory|usage +subscribe resetchannels &__keyevent@0__:set &__keyevent@0__:evicted (~*@*@*@* +eval +evalsha +pttl +pexpire +memory|usage +object|idletime)
     user kvchunk on >$kvchunk ~kvchunk@* -@all +ping +info +get +set +exists
 END

@@ -9,11 +9,9 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from coordinator.agent.agent_store import AgentStore, Attended, Vitals, _line
+from coordinator.agent.agent_store import AgentStore, Attended, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
 from coordinator.errors import StoreDown
-from coordinator.maintenance.older_agents import unapplied
-from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
 from tests.polling import eventually
 
@@ -93,21 +91,6 @@ class Stream:
 async def say_all(link: AgentStore, residents: Sequence[Resident], seq: int = 0) -> None:
     """Publishes everything again that is resident, as a restatement in one piece."""
     await link.void_before(await link.publish(residents, 0.0, None), seq)
-
-
-async def say_as_an_older_agent(client: redis.Redis, transitions: Sequence[Transition], name: str = "r0") -> None:
-    """Writes an entry to the stream as agents before version 0.2 do: the map does not change."""
-    number = int(await client.hincrby(KEYS.entries, name, 1))
-    lines = "\n".join(map(_line, transitions))
-    entry = {"n": number, "inc": "life1", "at_ms": await now_ms(client), "transitions": lines}
-    await client.xadd(KEYS.events(name), entry)
-
-
-async def apply_older(pool: Pool, replicas: Sequence[str]) -> None:
-    """Does what maintenance does for older agents, until nothing is left."""
-    for task in await unapplied(pool, replicas):
-        while not await task.do_piece():
-            pass
 
 
 async def counted_tokens(client: redis.Redis, holding_only: bool = False) -> dict[str, int]:

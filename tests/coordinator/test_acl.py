@@ -12,7 +12,6 @@ import redis.asyncio as redis
 import coordinator
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.maintenance.held_keys import forget
-from coordinator.maintenance.older_agents import unapplied
 from coordinator.placement import Reservation
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
@@ -48,7 +47,7 @@ COMMANDS = (
     *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
     *("zadd", "zrem", "zcard", "zrange", "zrangebyscore"),
     *("zscore", "zmscore", "zcount", "zrevrange", "zrandmember", "hrandfield"),
-    *("sadd", "smembers", "rpush", "lrange", "ltrim", "blmove", "xadd", "xread", "xdel"),
+    *("sadd", "smembers", "rpush", "lrange", "ltrim", "blmove", "xadd", "xread"),
 )
 WATCHES = (
     *("+info", "+dbsize", "+randomkey", "+pttl", "+memory|usage", "+subscribe"),
@@ -161,13 +160,6 @@ async def tell(store: Store, url: str) -> None:
         await attend(link, counters={"hits": 1.0})
         assert await link.bindings([asked.tip], elsewhere_is_report=False)
         await say_all(link, gains(chain(9)))
-        await pool.read("XADD", pool.keys.events("r9"), "*", "no", "agent's")
-        older = ("n", 3, "inc", "life1", "at_ms", 1, "transitions", f"- {chain(8)[0]}")
-        await pool.read("XADD", pool.keys.events("r9"), "*", *older)
-        await pool.read("HSET", pool.keys.entries, "r9", 3)
-        [older_entries] = await unapplied(pool, ["r9"])  # they have one that no agent wrote, which is removed
-        assert not await older_entries.do_piece()
-        assert await older_entries.do_piece()
         assert await link.residents()
         assert await link.ask("STRLEN", pool.keys.chunk(asked.tip)) == 0  # as the agent asks for LMCache's chunks
         await credit(pool, asked, placed, 100)

@@ -18,13 +18,11 @@ from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, 
 from tests.coordinator.stream import (
     RESET,
     Stream,
-    apply_older,
     attend,
     counted_tokens,
     gains,
     linked,
     losses,
-    say_as_an_older_agent,
 )
 from tests.redis_server import RedisServer
 
@@ -53,8 +51,6 @@ steps = st.lists(
         st.tuples(st.just("say"), replicas, st.lists(transitions, min_size=1, max_size=4)),
         st.tuples(st.just("restate"), replicas, st.sampled_from(CHAINS), st.integers(0, 3)),
         st.tuples(st.just("say"), replicas, st.just([("reset",)])),
-        st.tuples(st.just("older agent says"), replicas, st.lists(transitions, min_size=1, max_size=4)),
-        st.tuples(st.just("apply what older agents said")),
         st.tuples(st.just("trim the stream"), replicas),
         st.tuples(st.just("register"), replicas, st.sampled_from(["life1", "life2"])),
         st.tuples(st.just("sweep"), replicas),
@@ -112,15 +108,6 @@ class Books:
     async def say(self, name: str, told: Sequence[tuple[Any, ...]]) -> None:
         if lines := spoken(told):
             await self._streams[name].say(*lines)
-
-    async def older(self, name: str, told: Sequence[tuple[Any, ...]]) -> None:
-        if lines := spoken(told):
-            await say_as_an_older_agent(self._client, lines, name)
-            link = self._streams[name].link
-            link.entries = (link.entries or 0) + 1
-
-    async def apply(self) -> None:
-        await apply_older(self._pool, REPLICAS)
 
     async def restate(self, name: str, keys: list[str], first: int) -> None:
         await self._streams[name].say_all(gains(keys, first), 0)

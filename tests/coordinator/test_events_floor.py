@@ -10,11 +10,9 @@ from tests.coordinator.stage import KEYS, chain, hash_of, numbers, owners, place
 from tests.coordinator.stream import (
     RESET,
     Stream,
-    attend,
     followed,
     gains,
     losses,
-    say_as_an_older_agent,
 )
 
 
@@ -114,17 +112,3 @@ async def test_the_worker_sweeps_an_exact_replica_when_its_floor_has_moved(
     await stream.say(RESET)
     await worker.tick()
     assert await numbers(client, KEYS.owned_tokens) == {}
-
-
-async def test_what_an_older_agent_said_and_nobody_applied_voids_what_was_said_before_and_is_asked_for_again(
-    stream: Stream, pool: Pool, client: redis.Redis
-) -> None:
-    old, new = chain("old", 1), chain("new", 1)
-    await stream.say(*gains(old))
-    await say_as_an_older_agent(client, losses(old))
-    stream.link.entries = 2
-    number = await stream.say(*gains(new))
-    assert (await floor(client), number) == (3, 3)
-    assert (await attend(stream.link)).asked == "restate"
-    assert (await place(pool, "a", old, pinned="r0")).matched_keys == 0
-    assert (await place(pool, "b", new, pinned="r0")).matched_keys == 2

@@ -7,7 +7,7 @@ import redis.asyncio as redis
 from coordinator.pool.engine_feedback import is_unchanged
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import chain
-from tests.coordinator.stream import Stream, followed, gains, losses, say_as_an_older_agent
+from tests.coordinator.stream import Stream, followed, gains, losses
 
 
 async def test_residency_is_unchanged_until_its_engine_tells_of_the_key_again(
@@ -31,12 +31,4 @@ async def test_nothing_is_known_to_be_unchanged_while_nobody_would_tell(
     await stream.say(*gains(chain(1)))
     await followed(client, lease_ms=-1)
     await pool.beat()
-    assert not await is_unchanged(pool, "r0", chain(1)[0], "1")
-
-
-async def test_nor_while_an_older_agents_entry_is_not_applied(stream: Stream, pool: Pool, client: redis.Redis) -> None:
-    await followed(client)
-    await pool.beat()
-    await stream.say(*gains(chain(1)))
-    await say_as_an_older_agent(client, losses(chain(1)))
     assert not await is_unchanged(pool, "r0", chain(1)[0], "1")

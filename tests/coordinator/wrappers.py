@@ -11,7 +11,6 @@ from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.maintenance.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
-from coordinator.maintenance.older_agents import _arguments, _Entry
 from coordinator.maintenance.reaper import Reaper
 from coordinator.maintenance.repair import Repair
 from coordinator.placement import Budget, Placement, PlaceRequest, Reservation, Standing, TenantLimits, Used
@@ -81,9 +80,6 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     wire = Recorder()
     await _gateway_calls(wire)
     await _agent_calls(wire)
-    pool = Pool("m", "gw0", 1.0)
-    pool.link.wire = wire
-    pool.run("apply", **_arguments("r0", "61-0 62", _Entry("63-0", "64", "life1", list(_LINES))))
     watcher = Watcher("redis://", "gw0", 91)
     session = WatchSession(wire, True, "redis://", 91)
     await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
@@ -145,7 +141,7 @@ async def _agent_calls(wire: Recorder) -> None:
     told = [Resident(_KEYS[0], 7, 8, "cpu", 10), Evicted(_KEYS[1]), Reset()]
     await _begun(
         link.attend(Vitals("session", True, 71, 72, {"hits": 73.0}, True, 74)),
-        link.publish(told, 0.074, 75, restates=True),
+        link.publish(told, 0.074, 75),
     )
 
 
@@ -171,8 +167,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "trim": ["r0", 41, 0, 200_000, 128, 0],
     "withdraw": ["r0", "res", _KEYS[1]],
     "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 74, 1, 2, b"78"],
-    "publish": ["r0", "agent0", "life1", 1000, 74, 1, 75, 76, *_LINES],
-    "apply": ["r0", "61-0 62", "63-0", "64", "life1", *_LINES],
+    "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, *_LINES],
     "sweep": ["r0", 43, 128, 44, 45],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
