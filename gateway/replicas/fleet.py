@@ -102,6 +102,8 @@ class ServedModel:
     """Replicas whose id belongs to another engine in the registry (see `identity`) → their incarnation here."""
     max_tokens: dict[str, int] = field(default_factory=dict)
     """Replica → the most tokens of a prompt and its answer (its `max_model_len`); not there if it does not tell."""
+    name: str = ""
+    """The name by which its replicas know it; "" if that is the name that the request uses."""
 
     @cached_property
     def shared(self) -> Subset:
@@ -371,7 +373,8 @@ def served_by(members: Iterable[Member]) -> dict[str, Backends]:
         base = base_card(member.cards)
         for card in member.cards:
             assert base is not None
-            model = ServedModel(member.pool, base.root, card.id if card.parent is not None else None, {})
+            adapter = card.id if card.parent is not None else None
+            model = ServedModel(member.pool, base.root, adapter, {}, name=card.id)
             served = names.setdefault(card.id, {}).setdefault(model.backend, model)
             served.replicas[member.id] = member.url
             if card.max_tokens or base.max_tokens:
