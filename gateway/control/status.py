@@ -102,6 +102,7 @@ class Status:
             "asleep": [member.id for member in fleet.targets if fleet.is_asleep(member.id)],
             "breaker_open": [member.id for member in fleet.targets if self._has_open_breaker(member)],
             "taken_ids": fleet.taken_ids(),
+            "labels": {member.id: member.labels for member in fleet.targets if member.labels},
             "config_problems": self._reload.problems[:_MOST_NAMES],
             "needs_a_restart": self._reload.left,
             "store_problem": "" if self._store.is_up() else self._store.reason,

@@ -42,6 +42,8 @@ class Member:
     id: str
     url: str
     dp_rank: int | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    """Those that the configuration, or the source that found it, gives it."""
     cards: list[ModelCard] = field(default_factory=list)
     pool: str = ""
     facts: EngineFacts = field(default_factory=EngineFacts)
@@ -198,6 +200,7 @@ class Fleet:
                 self.members[replica.id] = Member(replica.id, replica.url, replica.dp_rank)
             elif replica.id not in self._targets:
                 self.recheck(replica.id)  # it may have restarted while nobody checked it
+            self.members[replica.id].labels = replica.labels
         self._targets = dict.fromkeys(replica.id for replica in replicas)
         self._upstream.keep_only(replica.url for replica in replicas)
         self.update_served()

@@ -15,6 +15,9 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+_LabelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,63}$")]
+Labels = Annotated[dict[_LabelText, _LabelText], Field(max_length=16)]
+"""What operators call a replica, like `version: v2`."""
 
 
 def short_id(name: str) -> str:

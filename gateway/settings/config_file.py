@@ -35,11 +35,13 @@ _EXPECTED = {
     "less_than_equal": "must be at most {le}",
     "string_too_short": "must be at least {min_length} characters",
     "too_short": "must be at least {min_length} long",
+    "too_long": "must be at most {max_length} long",
 }
 _PATTERNS = {
     r"^[a-z0-9._-]{1,48}$": "must be 1 to 48 of a-z, 0-9, '.', '_' and '-'",
     r"^[a-z0-9._-]{0,48}$": "must be at most 48 of a-z, 0-9, '.', '_' and '-'",
     r"^[0-9a-f]{64}$": "must be 64 lower-case hex digits; `kvgate hash-key` prints them",
+    r"^[A-Za-z0-9._/-]{1,63}$": "must be 1 to 63 of a-z, A-Z, 0-9, '.', '_', '/' and '-'",
     r"^/": "must start with /",
     r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$": "must be a name in Kubernetes: a-z, 0-9, '-' and '.'",
     r"^[^@]+$": "must be a model's name or folder, without @",

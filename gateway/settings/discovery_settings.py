@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.settings.base import HostName, Port, Section
+from gateway.settings.base import HostName, Labels, Port, Section
 
 Scheme = Literal["http", "https"]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
@@ -20,6 +20,7 @@ class DnsSettings(Section):
     port: Port = 8000
     scheme: Scheme = "http"
     server: str | None = None
+    labels: Labels = Field(default={})
 
     @field_validator("names")
     @classmethod
@@ -53,6 +54,7 @@ class KubernetesSettings(Section):
     scheme: Scheme = "http"
     api_url: str = "https://kubernetes.default.svc"
     service_account: Annotated[str, Field(pattern=r"^/")] = "/var/run/secrets/kubernetes.io/serviceaccount"
+    labels: Labels = Field(default={})
 
     @model_validator(mode="after")
     def _follows_one_thing(self) -> Self:
@@ -70,7 +72,7 @@ class KubernetesSettings(Section):
         return url.rstrip("/")
 
     @property
-    def labels(self) -> str:
+    def label_selector(self) -> str:
         """The label selector of the EndpointSlices."""
         return self.selector or f"kubernetes.io/service-name={self.service}"
 

@@ -20,7 +20,7 @@ from pydantic_core import PydanticKnownError
 
 from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
-from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port, Section, Slug, distinct
+from gateway.settings.base import Count, HostName, Labels, Milliseconds, Namespace, Port, Section, Slug, distinct
 from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError, build, merged, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
@@ -71,6 +71,7 @@ class ReplicaSettings(Section):
     id: Slug
     url: str
     dp_rank: Annotated[int, Field(ge=0)] | None = None
+    labels: Labels = Field(default={})
 
     @field_validator("url")
     @classmethod

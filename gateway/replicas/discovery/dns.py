@@ -44,7 +44,8 @@ class DnsName:
                 raise SourceDown(str(error)) from error
             finally:
                 _heed_cancellation()
-            yield [replica_at(self._settings.scheme, address, port) for address, port in places]
+            told = self._settings
+            yield [replica_at(told.scheme, address, port, told.labels) for address, port in places]
             await asyncio.sleep(INTERVAL_S)
 
     def _resolver(self) -> Resolver:

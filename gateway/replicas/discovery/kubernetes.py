@@ -125,7 +125,7 @@ class EndpointSlices:
         return httpx.AsyncClient(
             base_url=f"{self._settings.api_url}/apis/discovery.k8s.io/v1/namespaces/{namespace}/",
             headers={"authorization": f"Bearer {self._account_file('token')}"},
-            params={"labelSelector": self._settings.labels},
+            params={"labelSelector": self._settings.label_selector},
             timeout=_ANSWER_S,
             trust_env=False,
             verify=trusted,
@@ -174,7 +174,8 @@ class EndpointSlices:
             for endpoint in each.endpoints or ():
                 if endpoint.takes_requests:
                     name = endpoint.target_ref.name if endpoint.target_ref is not None else None
-                    replica = replica_at(self._settings.scheme, endpoint.addresses[0], port, name)
+                    told = self._settings
+                    replica = replica_at(told.scheme, endpoint.addresses[0], port, told.labels, name)
                     found.setdefault(replica.id, replica)
         return list(found.values())
 

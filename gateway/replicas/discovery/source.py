@@ -33,10 +33,12 @@ class Source(Protocol):
         ...
 
 
-def replica_at(scheme: str, address: str, port: int, name: str | None = None) -> ReplicaSettings:
+def replica_at(
+    scheme: str, address: str, port: int, labels: dict[str, str], name: str | None = None
+) -> ReplicaSettings:
     """The replica at an address. Its id is the same on every gateway: `name` if it has one, else its address and port.
     Raises ValueError."""
     ip = ip_address(address)
     host = f"[{ip}]" if ip.version == 6 else str(ip)
     replica = name or f"{ip}-{port}".replace(":", "-")
-    return ReplicaSettings(id=short_id(replica), url=f"{scheme}://{host}:{port}")
+    return ReplicaSettings(id=short_id(replica), url=f"{scheme}://{host}:{port}", labels=labels)

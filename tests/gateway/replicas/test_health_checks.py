@@ -199,3 +199,14 @@ def test_a_replica_is_read_again_at_once_only_if_its_last_check_is_not_new() -> 
     fleet.members["r0"].checked_s = time.monotonic()
     fleet.read_again("r0")
     assert (fleet.members["r0"].reads_again, fleet.changed.is_set()) == (True, False)
+
+
+async def test_other_labels_make_no_other_replica_of_it() -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    async with checked(r0=answer) as fleet:
+        member = fleet.members["r0"]
+        assert member.labels == {}
+        fleet.set_targets([ReplicaSettings(id="r0", url=member.url, labels={"version": "v2"})])
+        assert (fleet.members["r0"] is member, member.labels, member.alive) == (True, {"version": "v2"}, True)

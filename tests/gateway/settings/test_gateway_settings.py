@@ -132,8 +132,12 @@ def test_the_annotated_files_way_to_find_replicas_is_one_that_is_accepted() -> N
     discovery = build_settings({"discovery": found}, {}).discovery
     assert discovery.dns is not None
     assert discovery.kubernetes is not None
-    assert discovery.dns == DnsSettings(names=discovery.dns.names, server=discovery.dns.server)
-    assert discovery.kubernetes == KubernetesSettings(service="vllm", namespace="models", port="http")
+    assert discovery.dns == DnsSettings(
+        names=discovery.dns.names, server=discovery.dns.server, labels={"version": "v2"}
+    )
+    assert discovery.kubernetes == KubernetesSettings(
+        service="vllm", namespace="models", port="http", labels={"version": "v2"}
+    )
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1", "127.0.0.1:8600", "[2001:db8::1]:53"])

@@ -143,7 +143,7 @@ def test_an_agent_holds_its_replica_and_lets_it_go_when_told_to_stop(running: Fo
 
 def test_an_agent_of_a_pod_with_a_long_name_holds_the_replica_that_gateways_find_there(running: Follower) -> None:
     sim, pod = running.replica(), "vllm-deepseek-r1-distill-llama-70b-instruct-7d9f8b6c5d-x2x4z"
-    found = replica_at("http", "127.0.0.1", sim.port, pod)
+    found = replica_at("http", "127.0.0.1", sim.port, {}, pod)
     agent = running.start("agent", "--replica", pod, "--url", sim.url, "--redis-url", running.redis_url)
     wait_until(lambda: running.store.hkeys(KEYS.agents) == [found.id])
     assert ends_cleanly(agent)

@@ -36,6 +36,13 @@ async def test_each_address_of_a_name_is_a_replica_named_after_it(dns: DnsServer
     }
 
 
+async def test_every_replica_that_a_name_finds_has_the_names_labels(dns: DnsServer) -> None:
+    dns.records["vllm.test."] = ["A 10.0.0.2", "A 10.0.0.1"]
+    settings = DnsSettings(names=["vllm.test"], server=dns.address, labels={"version": "v2"})
+    found = await anext(DnsName("vllm.test", settings).follow())
+    assert [replica.labels for replica in found] == [{"version": "v2"}] * 2
+
+
 async def test_a_replica_with_addresses_of_both_kinds_is_one(dns: DnsServer) -> None:
     dns.records["vllm.test."] = ["A 10.0.0.1", "AAAA 2001:db8::1"]
     assert await look(dns) == {"10.0.0.1-8000": "http://10.0.0.1:8000"}

@@ -70,6 +70,13 @@ async def test_each_ready_pod_of_the_service_is_a_replica_under_its_own_name(
     }
 
 
+async def test_every_pod_that_is_found_has_the_configured_labels(api: KubernetesApi, tmp_path: Path) -> None:
+    await api.put("vllm-a", [endpoint("vllm-0", "10.0.0.1")], ports(http=8000))
+    answers = follow(api, tmp_path, labels={"version": "v2"})
+    assert [replica.labels for replica in await anext(answers)] == [{"version": "v2"}]
+    await answers.aclose()
+
+
 async def test_slices_are_found_by_labels_and_in_other_namespaces_too(api: KubernetesApi, tmp_path: Path) -> None:
     await api.put("a", [endpoint("vllm-0", "10.0.0.1")], ports(http=8000))
     assert await first(api, tmp_path, selector="kubernetes.io/service-name=vllm") == {"vllm-0": "http://10.0.0.1:8000"}
