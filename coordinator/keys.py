@@ -45,6 +45,16 @@ def models_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:models"
 
 
+def shares_key(namespace: str, model: str, weights: str) -> str:
+    """The string in which it is counted how requests for a model are shared among its backends, by these weights."""
+    return f"{prefix(namespace)}:shares:{pool_slug(model)}.{weights}"
+
+
+def stays_key(namespace: str, model: str, conversation: str) -> str:
+    """The string that names the backend of a model at which a conversation stays."""
+    return f"{prefix(namespace)}:stays:{pool_slug(model)}.{conversation}"
+
+
 def decisions_key(namespace: str = "") -> str:
     """The stream of the records of requests, while somebody watches."""
     return f"{prefix(namespace)}:decisions"

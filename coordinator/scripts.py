@@ -5,9 +5,9 @@ text that Redis gets, the blank line behind this comment defines the declared na
 Redis' error messages are those of the file, up to the first include. `-- include NAME` lines pull in lua/lib/NAME.lua,
 each once, and `-- include FOLDER/NAME` pulls in lua/FOLDER/NAME.lua. A setting in angle brackets stands for its value:
 `-- include policies/<policy>`. `-- include place(SETTINGS, KEYS, ARGV)` makes a Lua function of a whole script, which
-reads its settings from a table. Functions that a script never calls are left out. On Redis >= 7 a
-`#!lua flags=allow-oom` line is put in front, so that coordination continues when chunks have filled the memory; Redis
-6.2 does not know that line.
+reads its settings from a table. `-- include whole place` pulls in a whole script as it is. Functions that a script
+never calls are left out. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination continues
+when chunks have filled the memory; Redis 6.2 does not know that line.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ SHEBANG = "#!lua flags=allow-oom\n"
 _LUA = files(__package__) / "lua"
 NAMES = tuple(sorted(file.name.removesuffix(".lua") for file in _LUA.iterdir() if file.name.endswith(".lua")))
 """The names of all scripts. Each script is a file of lua/."""
+LATER = ("route",)
+"""Scripts that a server gets when they are called first. Few clusters need them, and Redis gets slower with all code
+that it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,11 @@ def source(name: str, knobs: PolicyKnobs | None = None) -> str:
     settings = _settings(knobs)
     header, _, body = _file(name).partition("\n\n")
     text = _without_unused(_with_includes(f"{header}\n{local_line(name, knobs)}\n{body}", settings, set()))
-    return _AS_FUNCTION.sub(lambda include: as_function(include[1]), text)
+    text = _AS_FUNCTION.sub(lambda include: as_function(include[1]), text)
+    return _WHOLE.sub(lambda include: source(include[1], knobs), text)
 
 
+_WHOLE = re.compile(r"^-- include whole (\w+)$", re.MULTILINE)
 _AS_FUNCTION = re.compile(r"^-- include (\w+)\(.*\)$", re.MULTILINE)
 _FUNCTION = re.compile(r"(?:^--.*\n)*^local function (\w+)\(.*\n(?:.*\n)*?end\n\n?", re.MULTILINE)
 _WORD, _COMMENT = re.compile(r"\w+"), re.compile(r"--.*")
@@ -110,7 +115,7 @@ def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -
         text = (_LUA / f"{file if '/' in file else f'lib/{file}'}.lua").read_text()
         return _with_includes(text, settings, seen)
 
-    return re.sub(r"^-- include ([^(\n]+)$", included, text, flags=re.MULTILINE)
+    return re.sub(r"^-- include ([^( \n]+)$", included, text, flags=re.MULTILINE)
 
 
 @cache

@@ -62,6 +62,11 @@ class Store:
         connections = [self._connections[pool]] if pool in self._connections else self._all_connections()
         return all(one.is_up() for one in connections)
 
+    @property
+    def has_one_slot(self) -> bool:
+        """Whether one script can use the keys of several pools; not in a Redis Cluster."""
+        return not self._is_cluster
+
     def is_connected(self, pool: str) -> bool:
         """Whether this pool's heartbeats go through the store now; its placements may be paused."""
         return self._connections[pool].is_connected() if pool in self._connections else self._home.is_connected()

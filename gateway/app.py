@@ -121,7 +121,7 @@ class Gateway:
     ) -> tuple[AnswerProgress, HangDetector]:
         """The replicas: how to reach them, which there are, whether they are alive and make progress."""
         self.upstream = _upstream(settings, certificates.shown)
-        self.fleet = Fleet(settings.replicas, self.store, self.upstream)
+        self.fleet = Fleet(settings.replicas, self.store, self.upstream, settings.models)
         self.known_models = KnownModels(self.fleet, self.store, settings.queue.models, settings.redis.namespace)
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
         self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
@@ -141,6 +141,7 @@ class Gateway:
         self.operations.use(settings)
         self.outgoing.use(settings.replicas)
         self.discovery.use_listed(settings.replicas)
+        self.fleet.use_models(settings.models)
         self.status.use(settings)
         if self.findings is not None:
             self.findings.use(settings)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreLate, StoreRefused
 from coordinator.placement import (
@@ -45,7 +45,20 @@ _AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
 _PATIENT_S = 1.0
 """How long a request that has waited for room may wait to be sent. Many are placed again together."""
 
-_Answer = Placement | Seat | Refusal | Exhausted
+Answer = Placement | Seat | Refusal | Exhausted
+Placed = Placement | Reservation | Literal["again"] | None
+
+
+class Timing(NamedTuple):
+    """Of one call of `place`, on the monotonic clock."""
+
+    sent_s: float
+    budget_s: float
+    left_s: float
+    """Of Redis' budget."""
+    begin_by_s: float
+    """The latest moment for Redis to begin with it."""
+    until_s: float
 
 
 class Placer:
@@ -64,16 +77,16 @@ class Placer:
         connect: Connect | None,
         reassert: Callable[[], None],
     ) -> None:
-        self._link, self._replicas, self._reservations, self._claims = link, replicas, reservations, claims
+        self.link, self._replicas, self._reservations, self._claims = link, replicas, reservations, claims
         self._settlements, self._reassert = reservations.settlements, reassert
         self.subsets, self.seats = Subsets(link), Seats(link, connect, self)
         self.budget_s, self.lag = budget_s, lag
         self.window = PlacingWindow(budget_s)
-        self._placing: set[str] = set()
+        self.placing: set[str] = set()
         """Reservations of `place` calls whose caller still waits."""
 
     def __repr__(self) -> str:
-        return f"<Placer {len(self._placing)}, {self.window!r}>"
+        return f"<Placer {len(self.placing)}, {self.window!r}>"
 
     @property
     def _unanswered(self) -> dict[str, PlaceRequest]:
@@ -82,7 +95,7 @@ class Placer:
 
     def kept(self) -> list[str]:
         """What the store may reserve, or hold a seat for, although this gateway does not count it as live."""
-        return [*self._placing, *self.seats.names()]
+        return [*self.placing, *self.seats.names()]
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -90,9 +103,9 @@ class Placer:
         self._claims.lost(self._unanswered.values())
         self._reservations.lost()
         for reservation in list(self._unanswered):
-            self._forget_call(reservation)
+            self.forget_call(reservation)
 
-    async def place(self, request: PlaceRequest) -> Placement | Reservation | Literal["again"] | None:
+    async def place(self, request: PlaceRequest) -> Placed:
         """Choose a replica and reserve; None if no replica of this pool is left; `again` if the request is to be placed
         under another reservation, because its tenant's limits have changed while it waited.
 
@@ -102,11 +115,15 @@ class Placer:
         and makes no second call; a Reservation says that this gateway has placed it without the store. Raises NoRoom
         if it may not wait, or has waited too long, and OverLimit if its tenant has used up a limit.
         """
+        began_s = time.monotonic() - request.waited_s
         if not self.seats.can_wait:
             request.must_not_wait()
-        began_s, again_s = time.monotonic() - request.waited_s, _AGAIN_S
+        return await self.go_on(request, await self._place(request), began_s)
+
+    async def go_on(self, request: PlaceRequest, placement: Answer | None, began_s: float) -> Placed:
+        """What `place` does with the store's answer to a request that came at this time."""
+        again_s = _AGAIN_S
         while True:
-            placement = await self._place(request)
             if isinstance(placement, Exhausted):
                 raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left)
             if isinstance(placement, Refusal):
@@ -122,6 +139,7 @@ class Placer:
                 return "again"
             again_s = min(2 * again_s, _LONGEST_AGAIN_S)
             await asyncio.sleep(again_s)
+            placement = await self._place(request)
 
     async def _granted(self, request: PlaceRequest, seat: Seat, began_s: float) -> Placement | Reservation | str:
         """Waits for room. A status if the request has to be placed again."""
@@ -133,23 +151,23 @@ class Placer:
         finally:
             request.has_waited(time.monotonic() - began_s)
 
-    async def _place(self, request: PlaceRequest) -> _Answer | None:
+    async def _place(self, request: PlaceRequest) -> Answer | None:
         """The answer of the store."""
         began_s = time.monotonic()
         until_s = began_s + IN_ALL * self.budget_s
         for last_try in (False, True):
             if request.waited_s:
-                wire = await self._enter(_PATIENT_S, time.monotonic() + _PATIENT_S)
+                wire = await self.enter(_PATIENT_S, time.monotonic() + _PATIENT_S)
                 began_s = time.monotonic()
                 until_s = began_s + IN_ALL * self.budget_s
             else:
-                wire = await self._enter(None, until_s)
+                wire = await self.enter(None, until_s)
             if not self.declare(request):
                 self.window.give_back()
                 self._reservations.done(request.release)
                 return None
-            epoch = self._link.epoch
-            self._placing.add(request.reservation)
+            epoch = self.link.epoch
+            self.placing.add(request.reservation)
             try:
                 placement = await self._ask(wire, request, began_s, until_s)
                 if isinstance(placement, Placement):
@@ -159,7 +177,7 @@ class Placer:
                     self._reservations.released(request, is_over=not isinstance(placement, Seat))
                     return placement
             finally:
-                self._placing.discard(request.reservation)
+                self.placing.discard(request.reservation)
             if placement == "none":
                 self._reservations.released(request, is_over=True)
                 if last_try or not any(map(request.admits, self._replicas.records.values())):
@@ -169,20 +187,20 @@ class Placer:
                 self.subsets.declare(request.serving)
             elif placement == "late":
                 began_s = time.monotonic()
-            if placement in ("none", "stale") and epoch == self._link.epoch and not last_try:
+            if placement in ("none", "stale") and epoch == self.link.epoch and not last_try:
                 self._reassert()
         if placement == "late":
             raise StoreLate("placements were sent too late", "gateway")
         raise StoreDown(f"the store does not take this placement: {placement}")
 
-    async def _enter(self, limit_s: float | None, until_s: float) -> Wire:
+    async def enter(self, limit_s: float | None, until_s: float) -> Wire:
         """Take a place in the window. Returns the connection to send the placement on. Without a limit, a part of the
         budget is one."""
-        wire = self._link.placing_wire()
+        wire = self.link.placing_wire()
         if not self.window.take():
             await self.window.wait(limit_s or self.lag.extended(self.budget_s) * _WAITING_SHARE, until_s)
             try:
-                wire = self._link.placing_wire()  # it may have changed meanwhile
+                wire = self.link.placing_wire()  # it may have changed meanwhile
             except StoreDown:
                 self.window.give_back()
                 raise
@@ -197,29 +215,42 @@ class Placer:
         self.subsets.use(serving)
         return bool(serving)
 
-    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float) -> _Answer | str:
+    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float) -> Answer | str:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
         undone."""
-        link, clock = self._link, self._link.clock
+        link = self.link
         script = link.place_script(request.knobs)
+        self.sends(request)
+        undo, forget = partial(self.undo_late, request), partial(self.forget_call, request.reservation)
+        try:
+            timing = self.timing(wire, began_s, until_s)
+            operands = request.operands(
+                script,
+                link.keys,
+                link.gateway,
+                link.epoch,
+                explain=False,
+                deadline_ms=link.clock.time_ms(timing.begin_by_s),
+            )
+            reply = wire.run(script, operands, timing.left_s, undo, until_s)
+        except BaseException:
+            forget()  # it was not sent
+            raise
+        return self.heard(wire, timing, await self.reply(reply, undo, forget))
+
+    def timing(self, wire: Wire, began_s: float, until_s: float) -> Timing:
+        """Of a call that is sent now. Raises StoreLate if it is too late for it."""
         sent_s, budget_s = time.monotonic(), self.lag.extended(self.budget_s)
+        if sent_s >= until_s:
+            raise StoreLate("this process was too busy to ask Redis in time", "gateway")
         # The budget limits Redis, not this process: its event loop may be slow before this, and until it writes.
         left_s = budget_s - min(sent_s - began_s, budget_s * _WAITING_SHARE)
         end_s = min(sent_s + left_s + min(wire.write_lag_s, budget_s), until_s)
-        begin_by_s = end_s - self.budget_s * _REPLY_SHARE
-        self._unanswered[request.reservation] = request
-        try:
-            if sent_s >= until_s:
-                raise StoreLate("this process was too busy to ask Redis in time", "gateway")
-            deadline_ms = clock.time_ms(begin_by_s)
-            operands = request.operands(
-                script, link.keys, link.gateway, link.epoch, explain=False, deadline_ms=deadline_ms
-            )
-            reply = wire.run(script, operands, left_s, partial(self.undo_late, request), until_s)
-        except BaseException:
-            self._forget_call(request.reservation)  # it was not sent
-            raise
-        answer = await self._reply(request, reply)
+        return Timing(sent_s, budget_s, left_s, end_s - self.budget_s * _REPLY_SHARE, until_s)
+
+    def heard(self, wire: Wire, timing: Timing, answer: Any) -> Answer | str:
+        """What `place` has answered. Raises StoreLate if Redis began with it too late."""
+        clock, sent_s, budget_s = self.link.clock, timing.sent_s, timing.budget_s
         placement = parse_placement(answer)
         if isinstance(placement, Seat) and placement.room:
             self._settlements.room(placement.room)
@@ -229,32 +260,38 @@ class Placer:
         elif placement == "late":
             clock.heard(answer[1], sent_s, wire.write_lag_s)
             was_busy = wire.write_lag_s > budget_s * _WAITING_SHARE  # this process, and not Redis
-            if time.monotonic() >= begin_by_s and not was_busy:
+            if time.monotonic() >= timing.begin_by_s and not was_busy:
                 error = StoreLate("Redis began with a placement after its deadline")
                 self.window.was_late(error)
                 raise error
         return placement
 
-    async def _reply(self, request: PlaceRequest, reply: asyncio.Future[Any]) -> Any:
+    async def reply(
+        self, reply: asyncio.Future[Any], undo_late: Callable[[Any], None], forget: Callable[[], None]
+    ) -> Any:
         """Waits for the reply. Then the call's place in the window is free."""
         try:
             answer = await reply
         except asyncio.CancelledError:
             if has_result(reply):  # cancelled in the turn of the loop in which the reply came
-                self.undo_late(request, reply.result())
+                undo_late(reply.result())
             elif reply.done() and not reply.cancelled() and isinstance(reply.exception(), StoreRefused):
-                self._forget_call(request.reservation)
+                forget()
             raise
         except StoreLate as late:  # its place in the window is free when the reply comes
             self.window.was_late(late)
             raise
         except StoreRefused:
-            self._forget_call(request.reservation)
+            forget()
             raise
-        self._forget_call(request.reservation)
+        forget()
         return answer
 
-    def _forget_call(self, reservation: str) -> None:
+    def sends(self, request: PlaceRequest) -> None:
+        """A place that has a place in the window is sent."""
+        self._unanswered[request.reservation] = request
+
+    def forget_call(self, reservation: str) -> None:
         """A place was answered, was not sent, or will not be answered any more: its place in the window is free."""
         if self._unanswered.pop(reservation, None) is not None:
             self.window.give_back()
@@ -281,7 +318,7 @@ class Placer:
 
     def undo_late(self, request: PlaceRequest, late_reply: Any) -> None:
         """The caller gave up on this place before its reply came: take back what it did."""
-        self._forget_call(request.reservation)
+        self.forget_call(request.reservation)
         placement = "refused" if isinstance(late_reply, Exception) else parse_placement(late_reply)
         if isinstance(placement, Placement | Seat):
             self._reservations.was_counted(request)
@@ -292,7 +329,7 @@ class Placer:
 
     def is_asked(self, reservation: str) -> bool:
         """Whether a placement under this name is on its way, wanted or not."""
-        return reservation in self._placing or reservation in self._unanswered
+        return reservation in self.placing or reservation in self._unanswered
 
     def forget(self, reservation: str) -> None:
         """The store has granted a seat that this gateway does not know."""
@@ -300,7 +337,7 @@ class Placer:
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
-        link = self._link
+        link = self.link
         for _ in range(2):
             wire = link.required()
             if not self.declare(request):

@@ -42,6 +42,10 @@ class PlacingWindow:
         self.taken += 1
         return True
 
+    def join(self) -> None:
+        """Count a placement that another pool's window has let pass."""
+        self.taken += 1
+
     async def wait(self, limit_s: float, until_s: float) -> None:
         """Wait for a place and take it. Raises StoreLate if none is free within `limit_s` of Redis' time, or by
         `until_s`: see TimeLimits."""

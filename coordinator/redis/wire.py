@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from coordinator.errors import StoreDown, StoreError, StoreRefused
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.redis.time_limit import IN_ALL, TimeLimits, fail
-from coordinator.scripts import NAMES, Script, load
+from coordinator.scripts import LATER, NAMES, Script, load
 
 Reply = Callable[[Any], None]
 _DRIVER = DriverInfo()  # finding redis-py's version takes 2 ms: too long for each connection
@@ -308,7 +308,7 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
 
 
 async def load_scripts(wire: Wire, knobs: Iterable[PolicyKnobs] = ()) -> bool:
-    """Load every script that the server lacks, and `place` with these settings: requests that come together must not
+    """Load the scripts that the server lacks, and `place` with these settings: requests that come together must not
     find that it is missing. Returns whether the server knows script flags (Redis >= 7)."""
     missing = await _missing_scripts(wire, True, knobs)
     allow_oom = "hold" not in {one.name for one in missing}
@@ -325,7 +325,8 @@ async def load_scripts(wire: Wire, knobs: Iterable[PolicyKnobs] = ()) -> bool:
 
 async def _missing_scripts(wire: Wire, allow_oom: bool, knobs: Iterable[PolicyKnobs]) -> list[Script]:
     """The scripts that the server does not have, with or without flags. All of them if the user may not ask."""
-    scripts = [load(name, allow_oom) for name in NAMES] + [load("place", allow_oom, each) for each in knobs]
+    scripts = [load(name, allow_oom) for name in NAMES if name not in LATER]
+    scripts += [load("place", allow_oom, each) for each in knobs]
     try:
         found = await wire.send("SCRIPT", "EXISTS", *(script.sha for script in scripts))
     except StoreRefused:

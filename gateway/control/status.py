@@ -17,7 +17,8 @@ from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.reload import Reload
 from gateway.replicas.discovery.discovery import Discovery
-from gateway.replicas.fleet import Fleet, Member
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.member import Member
 from gateway.replicas.model_states import model_states
 from gateway.request.admission import Admission
 from gateway.settings.gateway_settings import GatewaySettings

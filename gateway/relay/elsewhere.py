@@ -39,7 +39,7 @@ class Elsewhere:
 
     def is_next(self, job: Job, tries: Tries) -> bool:
         """Whether to ask another replica. Others may have come since the request was read."""
-        job.renew(self._fleet.backends(job.model))
+        job.renew(self._fleet)
         tried, failures, replica = set(tries.replicas), tries.failures, tries.ticket.replica
         if (
             tried.issuperset(job.could_serve())

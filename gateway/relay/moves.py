@@ -30,9 +30,10 @@ from coordinator.pool.pool import Pool
 from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from gateway.deadlines import Limit
-from gateway.replicas.fleet import Fleet, Member
+from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
 from gateway.replicas.health_checks import HealthChecks
+from gateway.replicas.member import Member
 from gateway.routing.ticket import Ticket
 
 _log = structlog.get_logger("kvgate.moves")

@@ -12,7 +12,8 @@ from coordinator.pool import object_owners
 from coordinator.store import Store
 from gateway.endpoints import Stored
 from gateway.errors import ApiError
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.served import ServedModel
 from gateway.request.paths import object_in_path
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket

@@ -1,27 +1,26 @@
 """The replicas that a gateway knows, and the models that they serve.
 
 A `Member` is one replica. A `ServedModel` is one model name in one pool, with the replicas that serve it there. A name
-may have several of them, its *backends*: replicas of another `root` are in another pool. The `Fleet` holds all of both.
+may have several of them, its *backends*: replicas of another `root` are in another pool. An `Offer` is what the
+configuration says of a name. The `Fleet` holds all of these.
 The health checks (`health_checks`) keep them up to date.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from coordinator.engine.facts import EngineFacts, ModelCard, base_card, max_tokens_of
-from coordinator.registry import ASLEEP, ReplicaRecord
+from coordinator.engine.facts import max_tokens_of
+from coordinator.registry import ASLEEP
 from coordinator.store import Store
-from coordinator.subset import Subset
-from gateway.replicas.identity import Identity
+from gateway.replicas.member import Member
+from gateway.replicas.offers import Offer, offers_of, with_models
+from gateway.replicas.served import Backends, ServedModel, served_names
 from gateway.settings.gateway_settings import ReplicaSettings
+from gateway.settings.model_settings import ModelSettings
 from gateway.upstream import Upstream
 
 _PROBLEMS = {
@@ -32,145 +31,18 @@ _PROBLEMS = {
 }
 _REFUSES_FOR_S = 60.0
 _READS_EVERY_S = 1.0
-_LIVES = re.compile(r"life-(\d{1,15})")
-
-
-@dataclass(slots=True)
-class Member:
-    """A replica as this gateway knows it."""
-
-    id: str
-    url: str
-    dp_rank: int | None = None
-    labels: dict[str, str] = field(default_factory=dict)
-    """Those that the configuration, or the source that found it, gives it."""
-    cards: list[ModelCard] = field(default_factory=list)
-    pool: str = ""
-    facts: EngineFacts = field(default_factory=EngineFacts)
-    alive: bool = False
-    failures: int = 0
-    """Failed checks in a row."""
-    problem: str = "not reached yet"
-    is_answering: bool = False
-    """Whether it answered the last check by this gateway."""
-    is_silent: bool = False
-    """Whether the last check failed because no answer came in time, and no connection was refused or reset. Its server
-    may be alive, and busy with one request."""
-    checked_s: float = 0.0
-    answered_s: float = field(default_factory=time.monotonic)
-    """When it last answered, or when this gateway first learned of it."""
-    tells_sleep: bool = True
-    """Whether its engine has /is_sleeping, as far as this gateway knows."""
-    is_asleep: bool = False
-    """Whether it was asleep when this gateway last knew."""
-    tokens_per_s: float = 0.0
-    """How fast its engine generates the tokens of one sequence, when it was measured last; 0 if it does not tell."""
-    lacks_metrics: bool = False
-    """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
-    takes_media: bool = False
-    """Whether it has answered a prompt with images or other media."""
-    forces_usage: bool | None = None
-    """Whether it ends each stream with its usage, asked or not (vLLM's --enable-force-include-usage). None if no stream
-    has told."""
-    reads_again: bool = False
-    """Whether its models are to be read again: it refused a request for one that it had listed."""
-    identity: Identity = field(default_factory=Identity)
-    check: asyncio.Task[None] | None = None
-    """The health check that runs, or ran last."""
-
-    def incarnation(self, known: ReplicaRecord | None) -> str:
-        """Its engine's start time. If that is unknown: `life-<n>`, where n rises when a dead replica is back."""
-        if known is not None and (not self.alive or self.lacks_metrics):
-            return known.incarnation  # its start time may be out of date
-        if self.facts.started:
-            return self.facts.started
-        lives = _LIVES.fullmatch(known.incarnation) if known is not None else None
-        if known is None or lives is None:
-            return "life-1"
-        return f"life-{int(lives[1]) + (self.alive and known.state == 'dead')}"
-
-
-@dataclass(frozen=True)  # without slots: cached_property keeps its value in __dict__
-class ServedModel:
-    """A model name that clients use, in one pool: its replicas there, and what enters the root of its prompts."""
-
-    pool: str
-    root_model: str
-    adapter: str | None
-    replicas: dict[str, str]
-    """Replica → URL, from this gateway's settings or discovery. URLs never come from the store, so whoever can write
-    there cannot send prompts elsewhere."""
-    unshared: dict[str, str] = field(default_factory=dict)
-    """Replicas whose id belongs to another engine in the registry (see `identity`) → their incarnation here."""
-    max_tokens: dict[str, int] = field(default_factory=dict)
-    """Replica → the most tokens of a prompt and its answer (its `max_model_len`); not there if it does not tell."""
-    name: str = ""
-    """The name by which its replicas know it; "" if that is the name that the request uses."""
-
-    @cached_property
-    def shared(self) -> Subset:
-        """The replicas among which the store may choose."""
-        return Subset.of(name for name in self.replicas if name not in self.unshared)
-
-    @cached_property
-    def backend(self) -> str:
-        """Names it among the backends of its name: those of different pools or adapters share no prefix key."""
-        return self.pool if self.adapter is None else f"{self.pool} {self.adapter}"
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """Its replicas."""
-        return frozenset(self.replicas)
-
-    @cached_property
-    def longest_tokens(self) -> int:
-        """The most tokens that any of its replicas takes; 0 if one has no known limit."""
-        lengths = [self.max_tokens.get(name, 0) for name in self.replicas]
-        return 0 if 0 in lengths else max(lengths, default=0)
-
-    @cached_property
-    def _shortest_tokens(self) -> float:
-        return min(self.max_tokens.values(), default=inf)
-
-    @cached_property
-    def _fitting(self) -> dict[frozenset[str], ServedModel]:
-        return {}
-
-    def fitting(self, tokens: int, refusing: Collection[str] = ()) -> ServedModel:
-        """This model with only those of its replicas that take a prompt and answer of so many tokens, and are not in
-        `refusing`. If none is left, those that take the most tokens: then the engine says what is wrong."""
-        if tokens <= self._shortest_tokens and not refusing:
-            return self
-        least = min(tokens, self.longest_tokens) if self.longest_tokens else tokens
-        fit = [name for name in self.replicas if self.max_tokens.get(name, least) >= least]
-        names = frozenset(name for name in fit if name not in refusing) or frozenset(fit)
-        if len(names) == len(self.replicas):
-            return self
-        if names not in self._fitting:
-            self._fitting[names] = self._only(names)
-        return self._fitting[names]
-
-    def takes(self, tokens: int, refusing: Collection[str]) -> bool:
-        """Whether a replica that is not in `refusing` takes a prompt and answer of so many tokens."""
-        if tokens <= self._shortest_tokens and not refusing:
-            return True
-        return any(self.max_tokens.get(name, tokens) >= tokens for name in self.replicas if name not in refusing)
-
-    def _only(self, names: frozenset[str]) -> ServedModel:
-        replicas = {name: url for name, url in self.replicas.items() if name in names}
-        unshared = {name: life for name, life in self.unshared.items() if name in names}
-        lengths = {name: tokens for name, tokens in self.max_tokens.items() if name in names}
-        return replace(self, replicas=replicas, unshared=unshared, max_tokens=lengths)
-
-
-Backends = tuple[ServedModel, ...]
-"""The pools that serve one model name, each with its replicas; most names have one."""
 
 
 class Fleet:
     """The replicas that this gateway knows."""
 
-    def __init__(self, replicas: Sequence[ReplicaSettings], store: Store, upstream: Upstream) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaSettings],
+        store: Store,
+        upstream: Upstream,
+        models: Sequence[ModelSettings] = (),
+    ) -> None:
         self.members: dict[str, Member] = {}
         """By id. Targets get requests from this gateway; the others only get health checks."""
         self.changed = asyncio.Event()
@@ -189,6 +61,11 @@ class Fleet:
         """Replica that refused media which another one took → until when it is not asked again."""
         self._served: dict[str, Backends] | None = None
         """None until it is asked for again: many replicas change at once when a gateway starts."""
+        self._named: dict[str, Backends] = {}
+        """The names that the replicas themselves serve; of the same moment."""
+        self._models = models
+        self.offers: dict[str, Offer] = offers_of(models)
+        """By names and aliases: the models of the configuration."""
         self.set_targets(replicas)
 
     def set_targets(self, replicas: Sequence[ReplicaSettings]) -> None:
@@ -205,6 +82,11 @@ class Fleet:
         self._upstream.keep_only(replica.url for replica in replicas)
         self.update_served()
         self.changed.set()
+
+    def use_models(self, models: Sequence[ModelSettings]) -> None:
+        """These are the models of the configuration from now on."""
+        self._models, self.offers = models, offers_of(models)
+        self.update_served()
 
     @property
     def targets(self) -> list[Member]:
@@ -238,17 +120,23 @@ class Fleet:
     def served(self) -> dict[str, Backends]:
         """The models that requests can name."""
         if self._served is None:
-            self._served = served_by(self.targets)
+            self._named = served_names(self.targets)
+            self._served = with_models(self._named, self._models, self.targets)
         return self._served
+
+    @property
+    def named(self) -> dict[str, Backends]:
+        """The models as the replicas name them."""
+        return self._named if self.served else {}
 
     def pools(self) -> dict[str, ServedModel]:
         """Pool → a model that is served there."""
-        return {backend.pool: backend for backends in self.served.values() for backend in backends}
+        return {backend.pool: backend for backends in self.named.values() for backend in backends}
 
     def only_base_model(self) -> Backends:
         """The base model for requests that name none; empty unless there is exactly one. Several pools are one model if
         all of them serve one name."""
-        bases = [backends for backends in self.served.values() if all(each.adapter is None for each in backends)]
+        bases = [backends for backends in self.named.values() if all(each.adapter is None for each in backends)]
         pools = {each.pool for backends in bases for each in backends}
         return next((each for each in bases if len({backend.pool for backend in each}) == len(pools)), ())
 
@@ -367,21 +255,3 @@ class Fleet:
         """Update the served models after a change of the targets, their model cards or their identity."""
         self._served = None
         self.on_change()
-
-
-def served_by(members: Iterable[Member]) -> dict[str, Backends]:
-    """Model name → its backends, each with those of these replicas that serve it."""
-    names: dict[str, dict[str, ServedModel]] = {}
-    for member in sorted(members, key=lambda each: each.id):
-        base = base_card(member.cards)
-        for card in member.cards:
-            assert base is not None
-            adapter = card.id if card.parent is not None else None
-            model = ServedModel(member.pool, base.root, adapter, {}, name=card.id)
-            served = names.setdefault(card.id, {}).setdefault(model.backend, model)
-            served.replicas[member.id] = member.url
-            if card.max_tokens or base.max_tokens:
-                served.max_tokens[member.id] = card.max_tokens or base.max_tokens
-            if member.identity.is_taken:
-                served.unshared[member.id] = member.facts.started
-    return {name: tuple(backends.values()) for name, backends in names.items()}

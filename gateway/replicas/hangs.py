@@ -23,8 +23,9 @@ from coordinator.errors import StoreError
 from coordinator.pool.progress import read_progress, write_progress
 from coordinator.registry import SERVING, ReplicaRecord
 from coordinator.store import Store
-from gateway.replicas.fleet import Fleet, Member
+from gateway.replicas.fleet import Fleet
 from gateway.replicas.health_checks import engine_facts
+from gateway.replicas.member import Member
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream, UpstreamError

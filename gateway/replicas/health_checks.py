@@ -28,8 +28,9 @@ from coordinator.keys import pool_slug
 from coordinator.maintenance.held_keys import forget
 from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
-from gateway.replicas.fleet import Fleet, Member
+from gateway.replicas.fleet import Fleet
 from gateway.replicas.identity import IdentityFacts
+from gateway.replicas.member import Member
 from gateway.replicas.model_states import ModelLog, model_states
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks

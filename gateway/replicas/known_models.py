@@ -16,7 +16,8 @@ from coordinator.errors import StoreError
 from coordinator.keys import models_key, pool_slug
 from coordinator.registry import each
 from coordinator.store import Store
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.served import ServedModel
 from gateway.settings.queue_settings import KnownModelSettings
 
 _EVERY_S = 2.0

@@ -13,7 +13,9 @@ from gateway.errors import ApiError, bad_field
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, TokenEstimator, TooManySteps
-from gateway.replicas.fleet import Backends, Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.offers import Offer
+from gateway.replicas.served import Backends, ServedModel
 from gateway.request.admission import AdmissionSlot
 from gateway.request.keyring import Caller, Keyring
 from gateway.request.paths import PathRules, may_have_effects, model_in_query, object_in_path, upstream_target
@@ -58,6 +60,12 @@ class Job:
     """The headers for the replica."""
     backends: Backends = ()
     """The pools that serve its model."""
+    offer: Offer | None = None
+    """What the configuration says of its model; None if nothing."""
+    option: str = ""
+    """The backend of this offer that was chosen for it; "" before."""
+    session: str = ""
+    """What its client calls its conversation; "" if it does not say."""
     served: ServedModel = field(init=False)
     """The backend that it goes to, with only those of its replicas that can take its prompt and answer."""
     model: str | None = None
@@ -116,11 +124,12 @@ class Job:
                 self.headers.pop("x-session-id", None)
         self.served = backend if self.pinned else backend.fitting(self.needed_tokens, self.refusing)
 
-    def renew(self, backends: Backends) -> None:
-        """Replicas have come or gone: these are the backends of its model now. It stays as it was if nobody serves the
-        model any more, or if one replica is to serve it."""
+    def renew(self, fleet: Fleet) -> None:
+        """Replicas may have come or gone. It stays as it was if nobody serves its model any more, or if one replica is
+        to serve it."""
+        backends = fleet.backends(self.model)
         if backends and not self.pinned:
-            self.backends = backends
+            self.backends, self.offer = backends, fleet.offers.get(self.model or "")
             self.aim(next((each for each in backends if each.backend == self.served.backend), backends[0]))
 
     def noted_wait(self, waited_s: float) -> None:
@@ -205,6 +214,7 @@ class Reader:
         """Reads the body into `job`, with the body for the replica."""
 
         def resolve_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
+            job.offer = self._fleet.offers.get(model or "")
             job.backends = resolve_model(self._fleet, model, path)
             job.served = job.backends[0]
             salt = self._keyring.cache_salt(job.caller, cache_salt)

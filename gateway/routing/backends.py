@@ -50,6 +50,13 @@ def choose_pool(rooms: Mapping[str, PoolRoom], affinity: bytes) -> str | None:
     return max(ready, key=rank)
 
 
+def choose_option(weights: Mapping[str, int], affinity: bytes) -> str:
+    """One of a model's backends, for a conversation: so that all gateways choose alike while nobody counts. Backends
+    without weight share alike."""
+    total = sum(weights.values())
+    return max(weights, key=lambda name: _score(name, weights[name] if total else 1, affinity))
+
+
 def _score(pool: str, weight: int, affinity: bytes) -> float:
     digest = blake3(affinity + pool.encode()).digest(8)
     return -weight / log((int.from_bytes(digest) + 0.5) / 2**64)

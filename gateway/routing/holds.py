@@ -107,5 +107,5 @@ class Holds:
 
     def _is_servable(self, job: Job) -> bool:
         """Whether a replica is ready for the request. Its model may have got other replicas since it was read."""
-        job.renew(self._fleet.backends(job.model))
+        job.renew(self._fleet)
         return any(self._fleet.is_ready(replica) for backend in job.backends for replica in backend.replicas)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from coordinator.pool.pool import Pool
 from coordinator.store import Store
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.offers import Offer
+from gateway.replicas.served import ServedModel
 from gateway.request.reader import Job
-from gateway.routing.backends import PoolRoom, choose_pool
+from gateway.routing.backends import PoolRoom, choose_option, choose_pool
 
 _CACHE_POLICIES = frozenset({"prefix_kv_aware", "consistent_hash"})
 _READY_FOR_S, _MOST_READY = 0.1, 256
@@ -38,14 +40,13 @@ class PoolChoice:
         if job.pinned:
             return False
         now_s = time.monotonic()
-        able = [each for each in job.backends if each.takes(job.needed_tokens, job.refusing)] or job.backends
-        rooms = {
-            each.backend: self._room_of(each.fitting(job.needed_tokens, job.refusing), tried, now_s)
-            for each in able
-            if each.backend not in asked
-        }
+        rooms = self._rooms(job, tried, asked, now_s)
         if tried and not asked and (here := rooms.get(job.served.backend)) is not None and here.ready:
             return True
+        if job.offer is not None and job.offer.options:
+            groups = open_options(job, rooms)
+            option = job.option if job.option in groups else _provisional(job, groups)
+            rooms = groups.get(option, {})
         chosen = choose_pool(rooms, _conversation(job))
         if chosen is None and not tried and job.is_choosy:
             job.needed_tokens, job.refusing = 0, frozenset()
@@ -53,6 +54,24 @@ class PoolChoice:
         if chosen is not None:
             job.aim(next(each for each in job.backends if each.backend == chosen))
         return chosen is not None
+
+    def ways(self, job: Job) -> list[ServedModel]:
+        """If the store is to choose among several backends of the request's model: these, each with one pool."""
+        if job.offer is None or len(job.offer.options) < 2 or job.option or job.pinned:
+            return []
+        groups = open_options(job, self._rooms(job, (), (), time.monotonic()))
+        if len(groups) < 2:
+            return []
+        conversation, backends = _conversation(job), {each.backend: each for each in job.backends}
+        return [backends[name] for rooms in groups.values() if (name := choose_pool(rooms, conversation))]
+
+    def _rooms(self, job: Job, tried: Collection[str], asked: Collection[str], now_s: float) -> dict[str, PoolRoom]:
+        able = [each for each in job.backends if each.takes(job.needed_tokens, job.refusing)] or job.backends
+        return {
+            each.backend: self._room_of(each.fitting(job.needed_tokens, job.refusing), tried, now_s)
+            for each in able
+            if each.backend not in asked
+        }
 
     def _room_of(self, served: ServedModel, tried: Collection[str], now_s: float) -> PoolRoom:
         pool = self._store.pool(served.pool)
@@ -88,6 +107,29 @@ def aim_at_any(job: Job, asked: Collection[str]) -> bool:
     if left:
         job.aim(left[0])
     return bool(left)
+
+
+def open_options(job: Job, rooms: Mapping[str, PoolRoom]) -> dict[str, dict[str, PoolRoom]]:
+    """The options of the request's model from which to choose, each with the rooms of its pools: the ready ones. Those
+    without weight only if no other is ready."""
+    assert job.offer is not None
+    groups: dict[str, dict[str, PoolRoom]] = {}
+    for each in job.backends:
+        if (room := rooms.get(each.backend)) is not None and room.ready:
+            groups.setdefault(each.option, {})[each.backend] = room
+    weighty = {name: group for name, group in groups.items() if _weight(job.offer, name)}
+    return weighty or groups
+
+
+def _weight(offer: Offer, option: str) -> int:
+    return offer.options[option].weight if option in offer.options else 0
+
+
+def _provisional(job: Job, groups: Collection[str]) -> str:
+    """The option of a request for which the store has not chosen."""
+    assert job.offer is not None
+    weights = {name: _weight(job.offer, name) for name in groups}
+    return choose_option(weights, _conversation(job)) if weights else ""
 
 
 def _conversation(job: Job) -> bytes:

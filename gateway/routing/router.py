@@ -25,6 +25,7 @@ from gateway.routing.rate_limits import rate_limited
 from gateway.routing.rendezvous import fallback_order, first_usable, rendezvous_order
 from gateway.routing.tenants import NOBODY, Tenants
 from gateway.routing.ticket import Ticket
+from gateway.routing.weighted import First, Weighted
 from gateway.settings.gateway_settings import GatewaySettings
 
 _Placed = Placement | Reservation | Literal["away", "again"] | None
@@ -51,6 +52,9 @@ class Router:
         self.choice = PoolChoice(settings.policy.max_active_requests or 0, store, fleet)
         self.failures = ReplicaFailures()
         self._local = LocalQueue(store, self.failures.is_suspect)
+        self._weighted = Weighted(
+            settings.redis.namespace, store, self.choice, self.questions, self._local, self._note_failure
+        )
         self._asking: dict[str, Job] = {}
         """By reservation: the requests that are being placed, or wait."""
 
@@ -68,7 +72,7 @@ class Router:
             if job.waited_s > waited_s:
                 asked.clear()  # meanwhile, pools that were asked before may have got a ready replica
             asked.add(job.served.backend)
-            job.renew(self._fleet.backends(job.model))
+            job.renew(self._fleet)
             if not self.choice.aim(job, tried, asked) and not aim_at_any(job, asked):
                 return None
 
@@ -86,18 +90,23 @@ class Router:
             else:
                 _give_back(last)
                 last.pool.settlements.send()  # before the next attempt counts
-        request, waited_s = self.questions.ask(job, pool, tried, release, since_ms), job.waited_s
-        request.has_waited(waited_s)
+        waited_s = job.waited_s
+        first = await self._weighted.first(job, since_ms) if job.offer and last is None and not tried else None
+        if first is not None:
+            pool, request = first.pool, first.request
+        else:
+            request = self.questions.ask(job, pool, tried, release, since_ms)
+            request.has_waited(waited_s)
         if not release and (last is not None or waited_s):
             request.has_counted()  # by another pool
         try:
-            ticket = await self._placed(job, pool, request, last) if request.serving else None
+            ticket = await self._placed(job, pool, request, last, first) if request.serving else None
         except (NoRoom, OverLimit) as refusal:
             raise self._refused(request, refusal) from None
         if ticket is None and job.served.unshared:
             ticket = self._place_unshared(job, pool, request)
         if ticket is not None:
-            request = ticket.request
+            request, job.option = ticket.request, job.served.option
         took_s = time.perf_counter() - started
         if request.waited_s > waited_s:
             took_s -= request.waited_s - waited_s
@@ -108,14 +117,16 @@ class Router:
                 self._metrics.queue_wait_s.observe(request.waited_s, self._tenants.bands()[request.standing.band])
         return ticket
 
-    async def _placed(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
-        """Asks the store. A request that it does not place takes room in this gateway's share, or waits for it. It is
-        asked again when the store is back, and when its tenant's limits have changed."""
+    async def _placed(
+        self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None, first: First | None
+    ) -> Ticket | None:
+        """Asks the store, unless it has given its `first` answer. A request that it does not place takes room in this
+        gateway's share, or waits for it. It is asked again when the store is back, and when its tenant's limits have
+        changed."""
         while True:
             self._asking[request.reservation] = job
-            overtakes = self._local.would_overtake(pool, request)
             try:
-                placed: _Placed = "away" if overtakes else await self._in_store(job, pool, request)
+                placed = await self._in_store(job, pool, request, first)
                 if placed == "away":
                     if last is not None:
                         _give_back(last)
@@ -124,16 +135,20 @@ class Router:
                 del self._asking[request.reservation]
             if not isinstance(placed, str):
                 return self._ticket(job, pool, request, placed)
-            request = self.questions.again(request, job)
+            request, first = self.questions.again(request, job), None
 
-    async def _in_store(self, job: Job, pool: Pool, request: PlaceRequest) -> _Placed:
+    async def _in_store(self, job: Job, pool: Pool, request: PlaceRequest, first: First | None) -> _Placed:
         """What the store answers, or that it gives no answer that can be used."""
+        answer = first.answer if first is not None else None
+        if answer == "away" or (answer is None and self._local.would_overtake(pool, request)):
+            return "away"
         try:
-            placement = await pool.place(request)
+            if answer is None:
+                placement = await pool.place(request)
+            else:
+                placement = await pool.placer.go_on(request, answer, time.monotonic() - request.waited_s)
         except StoreError as error:
-            self._store.note(pool.name, error)
-            if isinstance(error, StoreLate):
-                self._metrics.store_late.inc(error.cause)
+            self._note_failure(pool.name, error)
             return "away"
         except (NoRoom, OverLimit) as refusal:
             self._store.note(pool.name, None)
@@ -150,6 +165,11 @@ class Router:
         request.must_not_wait()
         request.has_counted()
         return "away"
+
+    def _note_failure(self, pool: str, error: StoreError) -> None:
+        self._store.note(pool, error)
+        if isinstance(error, StoreLate):
+            self._metrics.store_late.inc(error.cause)
 
     def _ticket(
         self, job: Job, pool: Pool, request: PlaceRequest, placement: Placement | Reservation | None
@@ -207,7 +227,7 @@ class Router:
         same = next((each for each in backends if each.backend == job.served.backend), None)
         if same is None:
             return None
-        job.backends = backends
+        job.backends, job.offer = backends, self._fleet.offers.get(job.model or "")
         job.aim(same)
         return job.served.shared
 

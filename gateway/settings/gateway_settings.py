@@ -25,6 +25,7 @@ from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError, build, merged, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
+from gateway.settings.model_settings import ModelSettings, check_models
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 from gateway.settings.queue_settings import QueueSettings, TenantSettings
 from gateway.settings.tracing_settings import TracingSettings
@@ -191,6 +192,7 @@ class GatewaySettings(Section):
     # The load and the cache of one engine under two ids would be counted as those of two engines.
     replicas: Annotated[list[ReplicaSettings], distinct("id", "engine: url and dp_rank")] = Field(default=[])
     discovery: DiscoverySettings = DiscoverySettings()
+    models: Annotated[list[ModelSettings], AfterValidator(check_models)] = Field(default=[])
     policy: PolicySettings = PolicySettings()
     queue: QueueSettings = QueueSettings()
     tenants: Annotated[list[TenantSettings], distinct("name")] = Field(default=[])

@@ -11,7 +11,7 @@ from gateway.settings.base import Section
 from gateway.settings.config_file import SettingsError
 from gateway.settings.gateway_settings import GatewaySettings
 
-LIVE = ("replicas", "tenants", "security.api_keys", "security.allow_origins", "security.hosts")
+LIVE = ("replicas", "models", "tenants", "security.api_keys", "security.allow_origins", "security.hosts")
 """The fields that a running gateway changes. All others need a restart."""
 _KEYS = "security.api_keys"
 

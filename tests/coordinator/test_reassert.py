@@ -66,10 +66,10 @@ async def test_a_placement_on_its_way_survives_a_reassertion_that_does_not_know_
     pool: Pool, client: redis.Redis
 ) -> None:
     await register(pool, 1)
-    pool.placer._placing.add("a")
+    pool.placer.placing.add("a")
     await place(pool, "a", chain(1))
     pool.live.pop("a")
-    pool.placer._placing.add("a")
+    pool.placer.placing.add("a")
     pool.reassert()
     await drained(pool)
     assert list(await hash_of(client, KEYS.flight("gw0"))) == ["a"]

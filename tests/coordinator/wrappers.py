@@ -19,6 +19,7 @@ from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import Pool
+from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.pool.seats import _Waiting
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
@@ -108,6 +109,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.reservations._unpoured.add("spent", Budget("tenant", 35, 36, 1, 37), None, True)
     pool.reservations.count_adopted()
     pool.reassert()
+    ways = [Way(pool.placer, asked, "v1", 1, 9), Way(pool.placer, asked, "v2", 2, 1)]
+    await _begun(choose_way(ways, Split("kvgate:shares:chat", "kvgate:stays:one")))
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
     await _begun(look_at(pool, ["r0", "r1"]))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
@@ -181,3 +184,4 @@ ARGUMENTS: dict[str, list[Any]] = {
     "repair": [1, 0, 500, 0, 60_000],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""
+ARGUMENTS["route"] = ["v1 1 9 21 23 v2 2 1 21 23", *ARGUMENTS["place"], *ARGUMENTS["place"]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coordinator.store import Store, StoreOptions
-from gateway.replicas.fleet import Fleet, Member
+from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector, StallTimer
+from gateway.replicas.member import Member
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import HealthSettings
 from gateway.upstream import Upstream

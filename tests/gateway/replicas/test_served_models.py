@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.engine.facts import parse_models
-from gateway.replicas.fleet import Backends, Member, served_by
+from gateway.replicas.member import Member
+from gateway.replicas.served import Backends, served_names
 
 
 def member(name: str, root: str, *others: dict[str, Any], length: int | None = None, served: str = "prod") -> Member:
@@ -20,17 +21,17 @@ def replicas(backends: Backends) -> dict[str, set[str]]:
 
 def test_a_name_has_all_of_its_replicas_whatever_their_order() -> None:
     members = member("r0", "v1"), member("r1", "v2"), member("r2", "v1")
-    assert replicas(served_by(members)["prod"]) == {"pool-v1": {"r0", "r2"}, "pool-v2": {"r1"}}
+    assert replicas(served_names(members)["prod"]) == {"pool-v1": {"r0", "r2"}, "pool-v2": {"r1"}}
 
 
 def test_an_adapter_of_one_replica_and_the_base_model_of_another_are_two_backends() -> None:
     adapter = {"id": "sql", "root": "/adapters/sql", "parent": "prod"}
-    served = served_by((member("r0", "v1", adapter), member("r1", "v1", served="sql")))
+    served = served_names((member("r0", "v1", adapter), member("r1", "v1", served="sql")))
     assert replicas(served["sql"]) == {"pool-v1 sql": {"r0"}, "pool-v1": {"r1"}}
 
 
 def test_a_prompt_fits_the_replicas_that_take_its_tokens() -> None:
-    (model,) = served_by((member("r0", "v1", length=4096), member("r1", "v1", length=65536), member("r2", "v1")))[
+    (model,) = served_names((member("r0", "v1", length=4096), member("r1", "v1", length=65536), member("r2", "v1")))[
         "prod"
     ]
     assert model.fitting(4096) is model
@@ -40,13 +41,13 @@ def test_a_prompt_fits_the_replicas_that_take_its_tokens() -> None:
 
 
 def test_the_longest_get_a_prompt_that_fits_none() -> None:
-    (model,) = served_by((member("r0", "v1", length=4096), member("r1", "v1", length=8192)))["prod"]
+    (model,) = served_names((member("r0", "v1", length=4096), member("r1", "v1", length=8192)))["prod"]
     assert set(model.fitting(9000).replicas) == {"r1"}
     assert not model.takes(9000, ())
 
 
 def test_replicas_that_refused_are_left_out_unless_none_is_left() -> None:
-    (model,) = served_by((member("r0", "v1"), member("r1", "v1")))["prod"]
+    (model,) = served_names((member("r0", "v1"), member("r1", "v1")))["prod"]
     assert set(model.fitting(10, {"r0"}).replicas) == {"r1"}
     assert set(model.fitting(10, {"r0", "r1"}).replicas) == {"r0", "r1"}
     assert model.takes(10, {"r0"})

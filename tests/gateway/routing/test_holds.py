@@ -12,7 +12,8 @@ from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.served import ServedModel
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job
 from gateway.routing.holds import Holds

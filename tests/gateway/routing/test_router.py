@@ -10,7 +10,8 @@ from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.served import ServedModel
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job
 from gateway.routing.router import Router

@@ -1,0 +1,69 @@
+"""One replica as a gateway knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass, field
+
+from coordinator.engine.facts import EngineFacts, ModelCard
+from coordinator.registry import ReplicaRecord
+from gateway.replicas.identity import Identity
+
+_LIVES = re.compile(r"life-(\d{1,15})")
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica as this gateway knows it."""
+
+    id: str
+    url: str
+    dp_rank: int | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    """Those that the configuration, or the source that found it, gives it."""
+    cards: list[ModelCard] = field(default_factory=list)
+    pool: str = ""
+    facts: EngineFacts = field(default_factory=EngineFacts)
+    alive: bool = False
+    failures: int = 0
+    """Failed checks in a row."""
+    problem: str = "not reached yet"
+    is_answering: bool = False
+    """Whether it answered the last check by this gateway."""
+    is_silent: bool = False
+    """Whether the last check failed because no answer came in time, and no connection was refused or reset. Its server
+    may be alive, and busy with one request."""
+    checked_s: float = 0.0
+    answered_s: float = field(default_factory=time.monotonic)
+    """When it last answered, or when this gateway first learned of it."""
+    tells_sleep: bool = True
+    """Whether its engine has /is_sleeping, as far as this gateway knows."""
+    is_asleep: bool = False
+    """Whether it was asleep when this gateway last knew."""
+    tokens_per_s: float = 0.0
+    """How fast its engine generates the tokens of one sequence, when it was measured last; 0 if it does not tell."""
+    lacks_metrics: bool = False
+    """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
+    takes_media: bool = False
+    """Whether it has answered a prompt with images or other media."""
+    forces_usage: bool | None = None
+    """Whether it ends each stream with its usage, asked or not (vLLM's --enable-force-include-usage). None if no stream
+    has told."""
+    reads_again: bool = False
+    """Whether its models are to be read again: it refused a request for one that it had listed."""
+    identity: Identity = field(default_factory=Identity)
+    check: asyncio.Task[None] | None = None
+    """The health check that runs, or ran last."""
+
+    def incarnation(self, known: ReplicaRecord | None) -> str:
+        """Its engine's start time. If that is unknown: `life-<n>`, where n rises when a dead replica is back."""
+        if known is not None and (not self.alive or self.lacks_metrics):
+            return known.incarnation  # its start time may be out of date
+        if self.facts.started:
+            return self.facts.started
+        lives = _LIVES.fullmatch(known.incarnation) if known is not None else None
+        if known is None or lives is None:
+            return "life-1"
+        return f"life-{int(lives[1]) + (self.alive and known.state == 'dead')}"

@@ -1,0 +1,95 @@
+"""Shares the requests of a model among its backends by their weights, exactly over all gateways: the store counts.
+
+While the store is away, and in a Redis Cluster, gateways share by hashing conversations: about so, and all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+from coordinator.errors import StoreError
+from coordinator.keys import shares_key, stays_key
+from coordinator.placement import PlaceRequest
+from coordinator.pool.placer import Answer
+from coordinator.pool.pool import Pool
+from coordinator.pool.routed import Split, Way, choose_way
+from coordinator.store import Store
+from gateway.replicas.offers import Offer
+from gateway.request.reader import Job
+from gateway.routing.local_queue import LocalQueue
+from gateway.routing.pool_choice import PoolChoice
+from gateway.routing.questions import Questions
+from gateway.routing.tenants import NOBODY
+
+
+class First(NamedTuple):
+    """Which way the first attempt of a request goes."""
+
+    pool: Pool
+    request: PlaceRequest
+    answer: Answer | Literal["away"] | None
+    """The store's; None if this pool is still to be asked, `away` if the store has given no answer in time."""
+
+
+class Weighted:
+    """The choices of one gateway."""
+
+    def __init__(
+        self,
+        namespace: str,
+        store: Store,
+        choice: PoolChoice,
+        questions: Questions,
+        local: LocalQueue,
+        note: Callable[[str, StoreError], None],
+    ) -> None:
+        """`note` is told of placements for which the store has given no answer."""
+        self._namespace, self._store, self._choice = namespace, store, choice
+        self._questions, self._local, self._note = questions, local, note
+
+    async def first(self, job: Job, since_ms: int) -> First | None:
+        """Lets the store choose among the backends of the request's model, and aims the request at one. None if there
+        is nothing to choose, or nobody who counts."""
+        backends = self._choice.ways(job) if self._store.has_one_slot else []
+        if len(backends) < 2:
+            return None
+        assert job.offer is not None
+        ways = []
+        for backend in backends:
+            option = job.offer.options[backend.option]
+            job.aim(backend)
+            pool = self._store.pool(job.served.pool)
+            request = self._questions.ask(job, pool, (), "", since_ms)
+            request.has_waited(job.waited_s)
+            if self._local.would_overtake(pool, request):
+                self._choice.aim(job)
+                return None
+            ways.append(Way(pool.placer, request, option.name, option.place, option.weight))
+        answer: Answer | Literal["away"] | None
+        try:
+            way, answer = await choose_way(ways, self._split(job, job.offer))
+        except StoreError as error:
+            self._choice.aim(job)
+            self._note(job.served.pool, error)
+            way, answer = next(each for each in ways if each.backend == job.served.option), "away"
+        chosen = backends[ways.index(way)]
+        job.aim(chosen)
+        job.option = chosen.option
+        return First(self._store.pool(chosen.pool), way.request, answer)
+
+    def _split(self, job: Job, offer: Offer) -> Split:
+        shares = shares_key(self._namespace, offer.model, offer.weights)
+        conversation = conversation_of(job) if offer.is_sticky else ""
+        return Split(shares, stays_key(self._namespace, offer.model, conversation) if conversation else shares)
+
+
+def conversation_of(job: Job) -> str:
+    """32 hex that name the conversation of this tenant: by what its client calls it, or by its first message (the first
+    2 KiB of it); "" if it has neither."""
+    content = job.session.encode() if job.session else b""
+    if not content and job.prompt is not None and job.prompt.keys:
+        content = job.prompt.first_content
+    tenant = (job.caller.tenant or NOBODY).encode()
+    return blake2b(tenant + b"\0" + content, digest_size=16).hexdigest() if content else ""

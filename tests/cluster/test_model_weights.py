@@ -1,0 +1,102 @@
+"""Models of the configuration: four gateways share a model's requests among its backends by their weights, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from bench.cluster import Cluster, SimReplica
+from tests.cluster.clients import CHAT, ask, chat, prose
+from tests.cluster.gateways import another_gateway
+from tests.cluster.servers import another_server
+from tests.polling import eventually
+
+V1, V2 = "kvgate/chat-1", "kvgate/chat-2"
+GATEWAYS = 4
+
+
+class Stage(NamedTuple):
+    urls: list[str]
+    servers: dict[str, SimReplica]
+
+
+def model(weight_1: int, weight_2: int, **more: Any) -> dict[str, Any]:
+    backends = [
+        {"name": "v1", "match": {"root": V1}, "weight": weight_1},
+        {"name": "v2", "match": {"labels": {"version": "v2"}}, "weight": weight_2},
+    ]
+    return {"name": "chat", "aliases": ["gpt-4o-mini"], "backends": backends, **more}
+
+
+@pytest.fixture
+async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> AsyncIterator[Stage]:
+    """Two replicas of the first version, one of the second, and four gateways that send it one request in ten."""
+    async with AsyncExitStack() as stack:
+        servers = {}
+        for name, root in (("a", V1), ("b", V1), ("c", V2)):
+            options = ("--model", root, "--served-name", "chat", "--speed", "20")
+            servers[name] = await stack.enter_async_context(another_server(http, tmp_path, *options))
+        replicas = [
+            {"id": f"weight-{name}", "url": server.url, "labels": {"version": "v2" if name == "c" else "v1"}}
+            for name, server in servers.items()
+        ]
+        settings = {"replicas": replicas, "models": [model(9, 1)], "health": {"timeout_s": 2}}
+        gateways = [
+            await stack.enter_async_context(another_gateway(cluster, f"weights-{at}", **settings))
+            for at in range(GATEWAYS)
+        ]
+        urls = [gateway.url for gateway in gateways]
+        for url in urls:
+            await eventually(lambda url=url: _knows_all(http, url))
+        yield Stage(urls, servers)
+
+
+async def _knows_all(http: httpx.AsyncClient, url: str) -> bool:
+    return len((await http.get(f"{url}/ready")).json()["replicas"]) == 3
+
+
+async def versions(http: httpx.AsyncClient, stage: Stage, prompts: list[str]) -> Counter[str]:
+    """How many of these requests each version has answered; they go through all gateways at the same time."""
+    asked = (ask(http, stage.urls[at % GATEWAYS], prompt, model="chat") for at, prompt in enumerate(prompts))
+    found: Counter[str] = Counter()
+    for answer in await asyncio.gather(*asked):
+        assert answer.status_code == 200, answer.text
+        found["v2" if answer.headers["x-kvgate-replica"] == "weight-c" else "v1"] += 1
+    return found
+
+
+async def test_weights_hold_exactly_over_all_gateways(stage: Stage, http: httpx.AsyncClient) -> None:
+    prompts = [prose(f"conversation {at}", 40) for at in range(400)]
+    assert await versions(http, stage, prompts) == {"v1": 360, "v2": 40}
+
+
+async def test_a_conversation_stays_with_its_version_through_every_gateway(
+    stage: Stage, http: httpx.AsyncClient
+) -> None:
+    firsts = [prose(f"stay {at}", 40) for at in range(20)]
+    for at, first in enumerate(firsts):
+        seen = set()
+        messages = [{"role": "user", "content": first}]
+        for turn in range(4):
+            url = stage.urls[(at + turn) % GATEWAYS]
+            answer = await http.post(url + CHAT, json=chat("", model="chat", messages=messages))
+            seen.add(answer.headers["x-kvgate-replica"] == "weight-c")
+            messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"and {turn}?"}]
+        assert len(seen) == 1
+
+
+async def test_no_death_of_a_version_leaves_the_model_without_service(stage: Stage, http: httpx.AsyncClient) -> None:
+    for name in ("a", "b"):
+        stage.servers[name].kill()
+    answers = await asyncio.gather(
+        *(ask(http, stage.urls[at % GATEWAYS], prose(f"after {at}", 40), model="chat") for at in range(40))
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.headers["x-kvgate-replica"] for answer in answers} == {"weight-c"}
