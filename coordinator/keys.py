@@ -45,9 +45,9 @@ def models_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:models"
 
 
-def shares_key(namespace: str, model: str, weights: str) -> str:
-    """The string in which it is counted how requests for a model are shared among its backends, by these weights."""
-    return f"{prefix(namespace)}:shares:{pool_slug(model)}.{weights}"
+def shares_key(namespace: str = "") -> str:
+    """The hash that counts how the requests of models are shared among their backends."""
+    return f"{prefix(namespace)}:shares"
 
 
 def stays_key(namespace: str, model: str, conversation: str) -> str:

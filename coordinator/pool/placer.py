@@ -193,6 +193,14 @@ class Placer:
             raise StoreLate("placements were sent too late", "gateway")
         raise StoreDown(f"the store does not take this placement: {placement}")
 
+    def make_known(self, request: PlaceRequest, status: str) -> None:
+        """The store did not place a request, because it does not know this: it is told."""
+        if status == "undeclared":
+            assert request.serving is not None
+            self.subsets.declare(request.serving)
+        elif status == "stale":
+            self._reassert()
+
     async def enter(self, limit_s: float | None, until_s: float) -> Wire:
         """Take a place in the window. Returns the connection to send the placement on. Without a limit, a part of the
         budget is one."""

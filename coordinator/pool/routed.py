@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import orjson
+
+from coordinator.errors import StoreDown
 from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool.placer import Answer, Placer
 from coordinator.redis.time_limit import IN_ALL
@@ -23,44 +26,55 @@ class Way(NamedTuple):
     placer: Placer
     request: PlaceRequest
     backend: str
-    place: int
+    number: int
     """Among all backends of the model, from 1."""
     weight: int
 
 
 class Split(NamedTuple):
-    """Where the store counts how the requests of a model are shared among its backends: two keys."""
+    """Where the store counts how the requests of a model are shared among its backends."""
 
     shares: str
+    """The key."""
+    field: str
+    """Of the model, and these weights."""
     stays: str
-    """Of the request's conversation; that of `shares` if it has none."""
+    """The key of the request's conversation; "" if it has none."""
+    has_begun: bool
+    """Whether the request continues a conversation, which may have a backend."""
 
 
 async def choose_way(ways: Sequence[Way], split: Split) -> tuple[Way, Answer | None]:
-    """Which of these ways a request goes, and the store's answer there, for Placer.go_on. No answer: that pool is to be
-    asked by itself, because the store does not know its replicas, or this gateway. Raises StoreError as Placer.place
-    does."""
+    """Which of these ways a request goes, and the store's answer there, for Placer.go_on; None: no replica is left.
+    Raises StoreError as Placer.place does."""
     began_s = time.monotonic()
     for way in ways:
         if not way.placer.seats.can_wait:
             way.request.must_not_wait()
     lead = ways[0].placer
+    answer: Answer | str = ""
     until_s = began_s + IN_ALL * lead.budget_s
-    wire = await lead.enter(None, until_s)
-    declared = [way for way in ways if way.placer.declare(way.request)]
-    if not declared:
-        lead.window.give_back()
-        return ways[0], None
-    for way in declared:
-        way.placer.placing.add(way.request.reservation)
-    try:
-        chosen, answer = await _ask(wire, lead, declared, split, began_s, until_s)
-        if isinstance(answer, Placement):
-            chosen.placer.accept(chosen.request, answer)
-    finally:
+    for _ in range(2):
+        wire = await lead.enter(None, until_s)
+        declared = [way for way in ways if way.placer.declare(way.request)]
+        if not declared:
+            lead.window.give_back()
+            return ways[0], None
         for way in declared:
-            way.placer.placing.discard(way.request.reservation)
-    return chosen, None if isinstance(answer, str) else answer
+            way.placer.placing.add(way.request.reservation)
+        try:
+            chosen, answer = await _ask(wire, lead, declared, split, began_s, until_s)
+            if isinstance(answer, Placement):
+                chosen.placer.accept(chosen.request, answer)
+        finally:
+            for way in declared:
+                way.placer.placing.discard(way.request.reservation)
+        if not isinstance(answer, str):
+            return chosen, answer
+        if answer == "none":
+            return chosen, None
+        chosen.placer.make_known(chosen.request, answer)
+    raise StoreDown(f"the store does not take this placement: {answer}")
 
 
 async def _ask(
@@ -75,7 +89,7 @@ async def _ask(
     try:
         timing = lead.timing(wire, began_s, until_s)
         script = load("route", lead.link.allow_oom, ways[0].request.knobs)
-        operands = _operands(ways, split, lead.link.clock.time_ms(timing.begin_by_s))
+        operands = operands_of(ways, split, lead.link.clock.time_ms(timing.begin_by_s))
         reply = wire.run(script, script.operands(**operands), timing.left_s, undo, until_s)
     except BaseException:
         forget()
@@ -85,31 +99,28 @@ async def _ask(
     return chosen, chosen.placer.heard(wire, timing, answer)
 
 
-def _operands(ways: Sequence[Way], split: Split, deadline_ms: int) -> dict[str, Any]:
+def operands_of(ways: Sequence[Way], split: Split, deadline_ms: int) -> dict[str, Any]:
     """Of route.lua."""
-    keys: list[Any] = []
-    arguments: list[Any] = []
-    backends = []
-    for way in ways:
-        link, request = way.placer.link, way.request
-        count, *placing = request.operands(
-            link.place_script(request.knobs),
-            link.keys,
-            link.gateway,
-            link.epoch,
-            explain=False,
-            deadline_ms=deadline_ms,
-        )
-        keys += placing[:count]
-        arguments += placing[count:]
-        backends.append(f"{way.backend} {way.place} {way.weight} {count} {len(placing) - count}")
-    return {
-        "shares": split.shares,
-        "stays": split.stays,
-        "placing": keys,
-        "backends": " ".join(backends),
-        "arguments": arguments,
-    }
+    first, *others = (_placing(way, deadline_ms) for way in ways)
+    named = (word for way in reversed(ways) for word in (way.backend, way.number, way.weight))
+    counted = (sum(way.weight for way in ways), len(ways), split.shares, split.field)
+    conversation = (split.stays, int(split.has_begun))
+    keys, arguments = first[1 : 1 + first[0]], first[1 + first[0] :]
+    arguments = (*arguments, *map(_packed, reversed(others)), *named, *counted, *conversation)
+    return {"placing": keys, "arguments": arguments}
+
+
+def _placing(way: Way, deadline_ms: int) -> tuple[Any, ...]:
+    """How many keys, the keys, and the arguments of `place`."""
+    link, request = way.placer.link, way.request
+    script = link.place_script(request.knobs)
+    return request.operands(script, link.keys, link.gateway, link.epoch, explain=False, deadline_ms=deadline_ms)
+
+
+def _packed(placing: tuple[Any, ...]) -> bytes:
+    """As JSON."""
+    count, *texts = (each.decode() if isinstance(each, bytes) else str(each) for each in placing)
+    return orjson.dumps((texts[: int(count)], texts[int(count) :]))
 
 
 def _undo_late(ways: Sequence[Way], late_reply: Any) -> None:

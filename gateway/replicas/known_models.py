@@ -52,7 +52,7 @@ class KnownModels:
         StoreError."""
         written = dict(list(each(await self._store.ask("HGETALL", self._key), _parse).items())[:_MAX_MODELS])
         told: list[str | bytes] = []
-        for name, backends in self._fleet.served.items():
+        for name, backends in self._fleet.named.items():
             models = [ServedModel(each.pool, each.root_model, each.adapter, {}) for each in backends]
             if written.get(name) not in models:  # of several pools, one is enough: any replica that comes will do
                 model = written[name] = models[0]

@@ -21,7 +21,7 @@ class Option:
     """One backend of a model."""
 
     name: str
-    place: int
+    number: int
     """Among all backends of the model, from 1."""
     weight: int
 

@@ -28,6 +28,9 @@ from gateway.settings.policies import POLICIES
 TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params")
 """Body fields that engines trust, so clients may not set them (source: vLLM's request schema)."""
 
+SESSION_HEADER: Final = "x-kvgate-session"
+"""What a client calls its conversation, so that it stays with its backend."""
+_MAX_SESSION_CHARS: Final = 256
 _PASSED_HEADERS = ("accept", "traceparent", "tracestate", "anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_WITHOUT_BODY = ("range", "if-range", "if-none-match", "if-modified-since")
 """A file or a video is fetched in parts, or not again if it has not changed."""
@@ -207,6 +210,7 @@ class Reader:
             passed |= {name: headers[name] for name in _PASSED_WITHOUT_BODY if name in headers}
         target = upstream_target(exchange.path, exchange.query)
         job = Job(request_id, exchange.method, exchange.path, endpoint, target, caller, policy, passed)
+        job.session = headers.get(SESSION_HEADER, "")[:_MAX_SESSION_CHARS]
         await self.fill(job, head, slot, body)
         return job
 

@@ -139,14 +139,13 @@ class Router:
 
     async def _in_store(self, job: Job, pool: Pool, request: PlaceRequest, first: First | None) -> _Placed:
         """What the store answers, or that it gives no answer that can be used."""
-        answer = first.answer if first is not None else None
-        if answer == "away" or (answer is None and self._local.would_overtake(pool, request)):
+        if first.answer == "away" if first is not None else self._local.would_overtake(pool, request):
             return "away"
         try:
-            if answer is None:
+            if first is None or first.answer == "away":
                 placement = await pool.place(request)
             else:
-                placement = await pool.placer.go_on(request, answer, time.monotonic() - request.waited_s)
+                placement = await pool.placer.go_on(request, first.answer, time.monotonic() - request.waited_s)
         except StoreError as error:
             self._note_failure(pool.name, error)
             return "away"

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 from coordinator.errors import StoreError
-from coordinator.keys import shares_key, stays_key
+from coordinator.keys import pool_slug, shares_key, stays_key
 from coordinator.placement import PlaceRequest
 from coordinator.pool.placer import Answer
 from coordinator.pool.pool import Pool
@@ -30,7 +30,7 @@ class First(NamedTuple):
     pool: Pool
     request: PlaceRequest
     answer: Answer | Literal["away"] | None
-    """The store's; None if this pool is still to be asked, `away` if the store has given no answer in time."""
+    """The store's; None if no replica is left, `away` if it has given no answer in time."""
 
 
 class Weighted:
@@ -66,7 +66,7 @@ class Weighted:
             if self._local.would_overtake(pool, request):
                 self._choice.aim(job)
                 return None
-            ways.append(Way(pool.placer, request, option.name, option.place, option.weight))
+            ways.append(Way(pool.placer, request, option.name, option.number, option.weight))
         answer: Answer | Literal["away"] | None
         try:
             way, answer = await choose_way(ways, self._split(job, job.offer))
@@ -80,9 +80,10 @@ class Weighted:
         return First(self._store.pool(chosen.pool), way.request, answer)
 
     def _split(self, job: Job, offer: Offer) -> Split:
-        shares = shares_key(self._namespace, offer.model, offer.weights)
         conversation = conversation_of(job) if offer.is_sticky else ""
-        return Split(shares, stays_key(self._namespace, offer.model, conversation) if conversation else shares)
+        stays = stays_key(self._namespace, offer.model, conversation) if conversation else ""
+        has_begun = bool(stays) and (bool(job.session) or job.prompt is None or job.prompt.answer != (0, 0))
+        return Split(shares_key(self._namespace), f"{pool_slug(offer.model)}.{offer.weights}", stays, has_begun)
 
 
 def conversation_of(job: Job) -> str:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import orjson
+
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.errors import StoreDown, StoreError
@@ -84,6 +86,10 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     watcher = Watcher("redis://", "gw0", 91)
     session = WatchSession(wire, True, "redis://", 91)
     await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
+    keys, arguments = wire.calls["place"]  # `route` sends the same in two ways, and one is packed
+    texts = [each.decode() if isinstance(each, bytes) else str(each) for each in arguments]
+    assert orjson.loads(wire.calls["route"][1][len(arguments)]) == [keys, texts]
+    wire.calls["route"][1][len(arguments)] = "packed"
     return wire.calls
 
 
@@ -110,7 +116,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.reservations.count_adopted()
     pool.reassert()
     ways = [Way(pool.placer, asked, "v1", 1, 9), Way(pool.placer, asked, "v2", 2, 1)]
-    await _begun(choose_way(ways, Split("kvgate:shares:chat", "kvgate:stays:one")))
+    await _begun(choose_way(ways, Split("kvgate:shares", "chat.0", "kvgate:stays:one", True)))
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
     await _begun(look_at(pool, ["r0", "r1"]))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
@@ -184,4 +190,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "repair": [1, 0, 500, 0, 60_000],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""
-ARGUMENTS["route"] = ["v1 1 9 21 23 v2 2 1 21 23", *ARGUMENTS["place"], *ARGUMENTS["place"]]
+ARGUMENTS["route"] = [
+    *ARGUMENTS["place"],
+    *("packed", "v2", 2, 1, "v1", 1, 9, 10, 2, "kvgate:shares", "chat.0", "kvgate:stays:one", 1),
+]
