@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import cast, get_args
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, unquote_plus
 
 from gateway.endpoints import ENDPOINTS, FOLDERS, OWN_PATHS, REFUSED, Endpoint, Stored
 from gateway.errors import ApiError
@@ -89,3 +89,13 @@ def model_in_query(query: bytes) -> str | None:
     """The model that a query names; the last one, if there are several."""
     named = parse_qs(query.decode("latin-1")).get("model") if b"model" in query else None
     return named[-1] if named else None
+
+
+def with_model_in_query(target: str, model: str) -> str:
+    """A path and query that name this model, wherever they name one. All else stays as it is."""
+    path, _, query = target.partition("?")
+    fields = (
+        f"model={quote(model, safe='')}" if unquote_plus(each.partition("=")[0]) == "model" else each
+        for each in query.split("&")
+    )
+    return f"{path}?{'&'.join(fields)}"

@@ -4,6 +4,7 @@
     output            how much an engine generates for a body, at most
     edit              changes a JSON text in a few places
     form              reads a multipart form
+    model_field       finds the model in JSON text that is not parsed
     structure         counts the values of a JSON body before it is parsed
     media             checks the media in bodies whose prompt is not read in full
     body_readers      starts the processes that read large bodies, and talks to them

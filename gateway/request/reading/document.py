@@ -19,6 +19,7 @@ from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, read_prompt
 from gateway.request.reading.edit import Edit, edited, edits_of, steps_of
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
+from gateway.request.reading.model_field import Span
 from gateway.request.reading.output import output_of, prompts_of, runs_tools
 from gateway.request.reading.structure import check_structure
 
@@ -76,6 +77,8 @@ class ParsedBody:
     """The body for the replica. None if that is the client's body."""
     content_type: str = ""
     """The type of `body`; empty if it stays as it was."""
+    model_at: Span | None = None
+    """Where the text of `model` is in the body for the replica, if that was looked for."""
     prompt: Prompt | None = None
     """None if the body is not JSON. It has no keys if the path's prompt is not read."""
     other_prompts: list[Prompt] = field(default_factory=list)
@@ -100,7 +103,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     if endpoint.prompt is None and head.is_form:
         form = read_form(head.content_type, body, rules.removed_from_forms)
         resolve_scopes(head.path, form.model, None)
-        return ParsedBody(head.path, form.model, form.body, form.content_type)
+        return ParsedBody(head.path, form.model, form.body, form.content_type, form.model_at)
     if not body and endpoint.prompt is None:
         resolve_scopes(head.path, head.model, None)
         return ParsedBody(head.path, head.model)

@@ -18,6 +18,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.errors import ApiError, bad_field
+from gateway.request.reading.model_field import Span
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -48,6 +49,8 @@ class Form(NamedTuple):
     model: str | None
     content_type: str
     body: bytes
+    model_at: Span | None
+    """Where the model is in the body."""
 
 
 def read_form(content_type: str, body: bytes | bytearray, removed: Collection[str]) -> Form:
@@ -68,7 +71,7 @@ def read_form(content_type: str, body: bytes | bytearray, removed: Collection[st
         raise _unreadable("does not begin and end with the form's boundary.")
     model = parts.model.decode("utf-8", "replace") if parts.model is not None else None
     written = blake3(body).hexdigest(length=16)  # no body can hold its own digest
-    return Form(model, f"multipart/form-data; boundary={written}{charset}", parts.written(written.encode()))
+    return Form(model, f"multipart/form-data; boundary={written}{charset}", *parts.written(written.encode()))
 
 
 def _boundary_and_charset(content_type: str) -> tuple[bytes, str]:
@@ -105,6 +108,7 @@ class _Parts:
     _data: list[bytes] | None = None
     """The data of a part that is kept."""
     _is_model: bool = False
+    _model_data: list[bytes] | None = None
 
     def callbacks(self) -> MultipartCallbacks:
         return {
@@ -117,12 +121,18 @@ class _Parts:
             "on_end": self._ends,
         }
 
-    def written(self, boundary: bytes) -> bytes:
-        """The form of the parts that are kept."""
+    def written(self, boundary: bytes) -> tuple[bytes, Span | None]:
+        """The form of the parts that are kept, and where the model is in it."""
         pieces: list[bytes] = []
+        size, model_at = 0, None
         for head, data in self.kept:
-            pieces += (b"--%b\r\n%b\r\n" % (boundary, head), *data, b"\r\n")
-        return b"".join((*pieces, b"--%b--\r\n" % boundary))
+            written = (b"--%b\r\n%b\r\n" % (boundary, head), *data, b"\r\n")
+            if data is self._model_data and self.model is not None:
+                begin = size + len(written[0])
+                model_at = begin, begin + len(self.model)
+            size += sum(map(len, written))
+            pieces += written
+        return b"".join((*pieces, b"--%b--\r\n" % boundary)), model_at
 
     def _part_begins(self) -> None:
         self._count += 1
@@ -162,7 +172,8 @@ class _Parts:
         self._data = []
         self.kept.append(_Part(b"%b\r\n%b" % (written, others), self._data))
         self._is_model = field_name == "model"
-        self.model = b"" if self._is_model else self.model
+        if self._is_model:
+            self.model, self._model_data = b"", self._data
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._data is None:

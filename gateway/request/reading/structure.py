@@ -57,6 +57,11 @@ def is_sparse(body: bytes | bytearray, marks: int = 1024) -> bool:
     return not any(_has_more_than(body, mark, marks) for mark in (b"{", b"[", b",", b'"', b"\\"))
 
 
+def nesting(text: bytes | bytearray) -> int:
+    """How many more objects and lists a part of a JSON text opens than it closes. It begins outside of strings."""
+    return sum(part.count(b"{") + part.count(b"[") - part.count(b"}") - part.count(b"]") for part in _structure(text))
+
+
 def _may_exceed(body: bytes | bytearray) -> bool:
     """Whether the text could exceed a limit. A field takes at least 5 bytes, a value at least 2."""
     return (

@@ -30,6 +30,7 @@ from gateway.prompt import CacheScope, Steps
 from gateway.prompt.steps import UNBOUNDED
 from gateway.request.memory import give_memory_back
 from gateway.request.reading.document import Body, BodyHead, BodyRules, read_body
+from gateway.request.reading.model_field import model_span
 
 MESSAGE_HEADER: Final = struct.Struct(">cIQ")
 TASK, SCOPE_REQUEST, SCOPES, RESULT, REFUSAL, FAILURE = b"T", b"Q", b"S", b"R", b"X", b"F"
@@ -71,6 +72,8 @@ def main() -> None:
 def _run(task: Task, body: Body) -> None:
     try:
         parsed = read_body(task.head, body, task.rules, _request_scopes, Steps(UNBOUNDED))
+        if parsed.model is not None and parsed.model_at is None:
+            parsed.model_at = model_span(body if parsed.body is None else parsed.body)
         del body
         changed = parsed.body
         _write(RESULT, replace(parsed, body=None), changed or b"")

@@ -72,7 +72,12 @@ def test_the_model_of_a_form_is_found_wherever_it_stands() -> None:
 
 
 def test_of_several_models_the_last_counts_as_it_does_for_the_engine() -> None:
-    assert read(part("model", b"a"), part("model", b"b")).model == "b"
+    form = read(part("model", b"a"), part("session_id", b"1"), part("model", "bé".encode()), part("n", b"1"))
+    assert form.model == "bé"
+    assert form.model_at is not None
+    begin, end = form.model_at
+    named = form._replace(body=form.body[:begin] + b"other" + form.body[end:])
+    assert fields(named) == [("model", None, b"a"), ("model", None, b"other"), ("n", None, b"1")]
 
 
 @given(st.permutations(["model", "session_id", "priority", "file", "timestamp_granularities[]", "session_id[a]"]))
