@@ -67,6 +67,7 @@ class Explainer:
         answer: dict[str, Any] = {
             "pool": pool.name,
             "model": job.model,
+            "served_model": job.other_name or job.model,
             "path": job.path,
             "prompt_tokens": job.prompt_tokens,
         }

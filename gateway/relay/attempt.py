@@ -132,6 +132,7 @@ class Attempts:
         if ticket is not None:
             if tries.failures:
                 self._metrics.retries.inc(tries.failures[-1].reason)
+            ticket.other_name = job.other_name
             tries.last = ticket
             tries.tickets.append(ticket)
         return ticket
@@ -219,7 +220,8 @@ class Attempts:
             ):
                 ticket.sent_s = time.monotonic()
                 body, headers = self._outgoing.body(job, ticket), self._outgoing.headers(job, ticket)
-                answer = await self._upstream.send(job.method, ticket.url, job.target, headers, body, job.has_effects)
+                target = self._outgoing.target(job, ticket)
+                answer = await self._upstream.send(job.method, ticket.url, target, headers, body, job.has_effects)
                 if answer.status in RETRIED_STATUSES:
                     return self._noted(ticket, await declined(answer, held))
                 streamed = answer.status == 200 and answer.is_event_stream

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from gateway.relay.token_ids import ASK, asked_token_ids
 from gateway.replicas.fleet import Fleet
+from gateway.request.paths import with_model_in_query
 from gateway.request.reader import Job
 from gateway.request.reading.document import with_fields
+from gateway.request.reading.form import is_form
+from gateway.request.reading.model_field import model_span
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import ReplicaSettings
@@ -39,9 +44,13 @@ class Outgoing:
             headers["x-vllm-priority"] = str(priority)
         return {**job.headers, **headers} if headers else job.headers
 
+    def target(self, job: Job, ticket: Ticket) -> str:
+        """Path and query, with the model's name at the replica if the query names the model."""
+        return with_model_in_query(job.target, ticket.other_name) if ticket.other_name and not job.body else job.target
+
     def body(self, job: Job, ticket: Ticket) -> Sequence[Buffer]:
         """The body gains fields if the replica's agent must learn which blocks the prompt uses, or if the gateway asks
-        for the usage of a stream whose client says nothing of it."""
+        for the usage of a stream whose client says nothing of it. It names the model as the replica does."""
         asked: dict[str, Any] = {}
         if job.is_usage_open:
             asks = self._fleet.asks_usage(ticket.replica)
@@ -53,4 +62,13 @@ class Outgoing:
                 asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
             if asked_token_ids(job, ticket) is not None:
                 asked |= ASK
-        return with_fields(job.body, asked) if asked else (job.body,)
+        body = with_fields(job.body, asked) if asked else (job.body,)
+        return _with_model(job, body, ticket.other_name) if ticket.other_name and job.body else body
+
+
+def _with_model(job: Job, body: Sequence[Buffer], name: str) -> Sequence[Buffer]:
+    """The body, whose first piece has the model, with another name for it."""
+    job.model_at = begin, end = job.model_at or model_span(job.body)  # small, or a worker would have looked
+    first = memoryview(body[0])
+    written = name.encode() if is_form(job.headers["content-type"]) else orjson.dumps(name)
+    return first[:begin], written, first[end:], *body[1:]

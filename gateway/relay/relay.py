@@ -14,6 +14,7 @@ import orjson
 
 from coordinator.placement import NOTHING
 from coordinator.pool.engine_feedback import tell_measured
+from gateway.relay.asked_name import AskedName
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.charges import Charges
 from gateway.relay.endings import ABORTED, FINISHES, says_no_end
@@ -75,11 +76,13 @@ class Relay:
             body = token_ids.take_from_body(body) if token_ids is not None else body
             document = self._read(job, ticket, body) if document is None else document
             self._learn(job, ticket, reply, document)
+        name = _asked_name(job, ticket, answer)
+        body = name.in_body(body) if name is not None else body
         if answer.status >= 400:
             ticket.used = NOTHING
         ticket.done()  # before the answer: the client may ask on at once
         if job.method == "HEAD":  # the length is that of the answer to a GET
-            reply.start_body(answer, answer.content_length)
+            reply.start_body(answer, answer.content_length if name is None else None)
             reply.end()
             return
         if len(body) + answer.head_bytes <= _WRITE_AHEAD_BYTES:
@@ -90,7 +93,7 @@ class Relay:
 
     async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Passes on an answer as it comes. Raises StreamBroken if it breaks off."""
-        end, is_aborted = b"", False
+        end, is_aborted, name = b"", False, _asked_name(job, ticket, answer)
         is_generated = job.endpoint.is_generated and answer.status < 400
 
         def pass_on(piece: bytes) -> bool:
@@ -98,7 +101,7 @@ class Relay:
             self._pieces[ticket.replica] += 1
             is_aborted = is_aborted or (is_generated and says_no_end(end[-_SEAM_BYTES:] + piece))
             end = (end + piece)[-WINDOW_BYTES:] if len(piece) < WINDOW_BYTES else piece[-WINDOW_BYTES:]
-            return reply.more(piece)
+            return reply.more(piece if name is None else name.in_piece(piece))
 
         async def drained() -> None:
             await _drained(reply, held)
@@ -107,7 +110,7 @@ class Relay:
             ticket.used = NOTHING
         if ticket.is_computed:
             self._objects.notice(job, ticket, answer.look())
-        reply.start_body(answer, answer.content_length)
+        reply.start_body(answer, answer.content_length if name is None else None)
         try:
             if not pass_on(answer.take()):
                 await drained()
@@ -120,7 +123,7 @@ class Relay:
         if ticket.is_computed:
             self._learn(job, ticket, reply, {"usage": last_usage(end + last)})
         ticket.done()
-        await _ended(reply, last, drained)
+        await _ended(reply, last if name is None else name.in_piece(last) + name.rest(), drained)
 
     async def stream(
         self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, plain_bytes: int
@@ -136,6 +139,7 @@ class Relay:
         )
         ticket.seen_tokens = partial(_seen_tokens, job, events)
         reason, pieces = "", self._pieces
+        name = AskedName(ticket.other_name, job.model) if ticket.other_name and job.model else None
 
         def complete(piece: bytes) -> bytes:
             ready = events.feed(piece)
@@ -143,7 +147,7 @@ class Relay:
                 pieces[ticket.replica] += 1
             elif ready:
                 watch(ready)
-            return ready
+            return ready if name is None else name.in_events(ready)
 
         def pass_on(piece: bytes) -> bool:
             nonlocal reason
@@ -163,7 +167,7 @@ class Relay:
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         ready = complete(last) if last else b""
-        rest = events.finish()
+        rest = events.finish() if name is None else name.in_events(events.finish())
         if reason := reason or events.why_incomplete:
             if ready:
                 reply.more(ready)
@@ -239,6 +243,13 @@ def _seen_tokens(job: Job, events: EventRelay) -> int:
     usage = read_usage(events.usage)
     told = max(sum(events.running_tokens.values()), usage.output_tokens if usage is not None else 0)
     return max(0, parts, told)
+
+
+def _asked_name(job: Job, ticket: Ticket, answer: Answer) -> AskedName | None:
+    """What gives an answer in JSON the name that its client asked for; None if it stays as it is. So do errors."""
+    if not ticket.other_name or job.model is None or answer.status >= 400 or not answer.is_json:
+        return None
+    return AskedName(ticket.other_name, job.model)
 
 
 async def _drained(reply: Reply, held: HeldBytes) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from urllib.parse import quote
 
 import orjson
 
@@ -66,6 +67,8 @@ _NOT_PASSED_BEGINNINGS = (
 )
 """What the gateway says itself, and what nginx, Envoy and others obey."""
 _MAX_ID_CHARS = 128
+_PRINTABLE = bytes(range(0x20, 0x7F))
+"""A header may have these as they are."""
 # Without these headers, nginx and other proxies collect tokens and deliver many at once.
 _STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 _STILL_WAITING = b": waiting\n\n"
@@ -102,9 +105,12 @@ class Reply:
         self._quiet_since_s = 0.0
 
     def note(self, ticket: Ticket, visible: bool) -> None:
-        """Adds the headers of the decision behind this answer, if the caller may see them."""
+        """Adds the headers of the decision behind this answer, if the caller may see them. Every caller sees what is
+        left of its limits, and the served model if it has another name."""
         limits = ticket.limit_headers
         self.receipt = [(name.encode(), value.encode()) for name, value in limits.items()] if limits else []
+        if ticket.other_name:
+            self.receipt.append((b"x-kvgate-model", quote(ticket.other_name, safe=_PRINTABLE).encode()))
         if visible:
             self.receipt += [
                 (b"x-kvgate-replica", ticket.replica.encode()),

@@ -20,7 +20,7 @@ class Caller:
     tenant: str | None
     """None if no keys are configured: then all senders are the same caller."""
     sees_decisions: bool
-    """Whether it gets x-kvgate-* headers and may use explain. Both show one tenant what another sent."""
+    """Whether it gets the headers of decisions and may use explain. Both show one tenant what another sent."""
     key: str = ""
     """The name of its API key; empty if no keys are configured."""
     is_admin: bool = False

@@ -21,6 +21,7 @@ from gateway.request.keyring import Caller, Keyring
 from gateway.request.paths import PathRules, may_have_effects, model_in_query, object_in_path, upstream_target
 from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScopes, read_body
 from gateway.request.reading.body_readers import BodyReaders
+from gateway.request.reading.model_field import Span
 from gateway.request.reading.structure import is_sparse
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.policies import POLICIES
@@ -75,6 +76,8 @@ class Job:
     """The name that the client used."""
     body: Body = b""
     """The body for the replica."""
+    model_at: Span | None = None
+    """Where the text of `model` is in the body, if that was looked for."""
     prompt: Prompt | None = None
     tokens: list[int] = field(default_factory=list)
     """Estimated prompt tokens up to each prefix key, shallow to deep."""
@@ -140,6 +143,15 @@ class Job:
         if waited_s > self.waited_s:
             self.waited_s = waited_s
             self.held_since_s = self.held_since_s or time.monotonic() - waited_s
+
+    @property
+    def other_name(self) -> str:
+        """The name by which its replicas know its model, if the client used another one; else empty. A replica that
+        it is pinned to may serve other models only, and then refuses the name that the client used."""
+        name = self.served.name
+        if not name or self.model is None or name == self.model:
+            return ""
+        return name if not self.pinned or any(each.name == name for each in self.backends) else ""
 
     @property
     def has_choice(self) -> bool:
@@ -262,7 +274,7 @@ class Reader:
             job.path, job.endpoint = parsed.path, endpoint_of(parsed.path)
         if parsed.content_type:
             job.headers["content-type"] = parsed.content_type
-        job.model = parsed.model
+        job.model, job.model_at = parsed.model, parsed.model_at
         job.stream, job.strip_usage, job.is_usage_open = parsed.stream, parsed.strip_usage, parsed.is_usage_open
         job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache
         job.choices, job.max_output_tokens = parsed.choices, parsed.max_output_tokens

@@ -39,6 +39,8 @@ class Ticket:
     """None if the store did not decide."""
     is_room_local: bool = False
     """Whether it went by this gateway's own share of the room: see local_room.py."""
+    other_name: str = field(default="", init=False)
+    """The model's name at the replica, if the client used another one; else empty."""
     is_released: bool = field(default=False, init=False)
     """Whether the store has ended its reservation, and found no other replica."""
     asks_usage: bool = field(default=False, init=False)

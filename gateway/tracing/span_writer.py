@@ -63,6 +63,7 @@ _REASONS = frozenset(
 # By field of a request's record (relay/request_record.py).
 _ATTRIBUTES = {
     "model": "gen_ai.request.model",
+    "served_model": "gen_ai.response.model",
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",

@@ -84,10 +84,12 @@ class Answer:
     @property
     def comes_in_pieces(self) -> bool:
         """Whether a client can use its pieces as they come, as those of speech. JSON is of use as a whole only."""
-        if self.status >= 400 or self.content_length is not None:
-            return False
+        return self.status < 400 and self.content_length is None and not self.is_json
+
+    @property
+    def is_json(self) -> bool:
         media_type = self._content_type.partition(b";")[0].strip()
-        return media_type != b"application/json" and not media_type.endswith(b"+json")
+        return media_type == b"application/json" or media_type.endswith(b"+json")
 
     @property
     def _content_type(self) -> bytes:

@@ -53,7 +53,7 @@ def test_it_names_the_replica_that_place_then_takes(stage: Stage, path: str) -> 
     told = stage.post(path, body).headers
     first = told["x-kvgate-replica"]
     explained = stage.explain(body, gateway=1, path=path)
-    assert explained["path"] == path
+    assert (explained["path"], explained["model"], explained["served_model"]) == (path, "sim", "sim")
     assert explained["choice"]["replica"] == first, (told["x-kvgate-decision"], explained)
     assert explained["choice"]["why"] == "hit"
 

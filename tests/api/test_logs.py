@@ -91,6 +91,7 @@ def test_the_access_log_has_a_line_with_the_same_fields_for_each_request(stage: 
         assert (line["status"], line["method"], line["path"]) == (status, "POST", "/v1/chat/completions")
         assert line["gateway"] == "gw0"
         assert line["duration_ms"] > 0
+        assert line["model"] == line["served_model"] == (None if line is wrong else "sim")
     assert (cold["why"], cold["first_byte_ms"], cold["stream"]) == ("cold", None, False)
     assert not cold["cached_tokens"]  # not known of an engine that has never told some: vLLM leaves out a 0
     assert (stream["why"], stream["replica"], stream["stream"]) == ("hit", cold["replica"], True)

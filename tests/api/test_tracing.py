@@ -72,6 +72,7 @@ def test_each_step_of_a_request_is_a_span_of_the_clients_trace(
     assert root["took_ns"] >= attempt["took_ns"] >= spans["first byte"]["took_ns"] > 0
     assert root["resource"]["service.name"] == "kvgate"
     assert (root["gen_ai.operation.name"], root["gen_ai.request.model"]) == ("chat", "sim")
+    assert root["gen_ai.response.model"] == "sim"
     assert root["gen_ai.usage.input_tokens"] > 100
     assert root["gen_ai.usage.output_tokens"] == 4
     assert root["gen_ai.usage.cache_read.input_tokens"] > 100

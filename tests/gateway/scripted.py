@@ -46,7 +46,7 @@ class ScriptedReplica:
         self.answer: Answer = self._hello
         self.asked = 0
         """The number of POSTs that arrived."""
-        self.body = b""
+        self.head, self.body = b"", b""
         """Of the last one."""
         self.hung_up = asyncio.Event()
         """Set when the gateway closes a connection during a POST."""
@@ -86,7 +86,7 @@ class ScriptedReplica:
             if request.startswith(b"POST"):
                 length = re.search(rb"(?i)content-length: (\d+)", request)
                 self.body = await reader.readexactly(int(length[1]) if length else 0)
-                has_post = True
+                self.head, has_post = request, True
                 self.asked += 1
                 await self.answer(writer)
                 await writer.drain()
