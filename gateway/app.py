@@ -51,6 +51,7 @@ from gateway.replicas.known_models import KnownModels
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader
+from gateway.routing.fallbacks import Fallbacks
 from gateway.routing.holds import Holds
 from gateway.routing.questions import knobs_of
 from gateway.routing.router import Router
@@ -164,6 +165,7 @@ class Gateway:
             elsewhere=Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics),
             relay=Relay(self.reader, objects, Audit(metrics, self.tasks, fleet.block_tokens), progress, charges),
             charges=charges,
+            fallbacks=Fallbacks(fleet),
             metrics=metrics,
         )
 

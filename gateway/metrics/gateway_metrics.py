@@ -192,6 +192,12 @@ class Metrics:
             "error_event, status_500 and other statuses.",
             "reason",
         )
+        self.fallbacks = self._counter(
+            "kvgate_fallbacks",
+            "Requests that another model answers, as models[].fallback allows; why: no_replica of its own is ready, "
+            "no_room in time, or failed: every attempt did.",
+            "why",
+        )
         self.retries_withheld = self._counter(
             "kvgate_retries_withheld", "Retries that were not made because the retry budget was spent."
         )

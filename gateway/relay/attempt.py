@@ -33,12 +33,14 @@ from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
 from gateway.request.reader import Job, no_replica
 from gateway.routing.failures import ReplicaFailures
+from gateway.routing.fallbacks import Fallbacks
 from gateway.routing.holds import Holds
-from gateway.routing.router import Router
+from gateway.routing.router import NO_ROOM_IN_TIME, Router
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.upstream import Answer, Upstream, UpstreamError
 
+NO_REPLICA = "no_replica"
 _HELD_AGAIN_S = 1.0
 """How often a request that is held is tried again, if no news of the replicas comes: as often as they are checked."""
 _HELD_ROUNDS = 5
@@ -63,8 +65,10 @@ class Attempts:
         elsewhere: Elsewhere,
         relay: Relay,
         charges: Charges,
+        fallbacks: Fallbacks,
         metrics: Metrics,
     ) -> None:
+        self._fallbacks = fallbacks
         self._timeouts = settings.timeouts
         self._keep_alive_s = settings.queue.keep_alive_s
         self._deadlines = Deadlines()
@@ -98,17 +102,15 @@ class Attempts:
         job.is_traced = reply.trace.is_traced
         held = HeldBytes(self._admission)
         try:
-            while not tries.failures or self._elsewhere.is_next(job, tries) or await self._is_untold(job, tries):
-                ticket = await self._place_alive(job, tries, reply)
-                if ticket is None:
+            if self._fallbacks.is_due(job):
+                self._fall_back(job, tries, reply, NO_REPLICA)
+            while not await self._is_answered(job, tries, reply, held):
+                if not self._elsewhere.is_uncompared(job, tries):
+                    self._count(tries, was_answered=False)
+                if not self._fall_back(job, tries, reply, "failed" if tries.failures else NO_REPLICA):
                     break
-                reply.note(ticket, job.caller.sees_decisions)
-                reply.trace.attempting(ticket, job.headers)
-                failure = await self._attempt(job, tries, reply, held)
-                if failure is None:
-                    return
-                reply.trace.failed(failure.reason)
-                self._failed(tries, failure)
+            else:
+                return
         except ApiError as error:
             reply.trace.failed(error.code)
             raise
@@ -117,9 +119,38 @@ class Attempts:
             if tries.tickets and tries.ticket.used is None:
                 self._charges.untold(job, tries.ticket)
             tries.done()
-        if not self._elsewhere.is_uncompared(job, tries):
-            self._count(tries, was_answered=False)
         self._give_up(job, tries, reply)
+
+    async def _is_answered(self, job: Job, tries: Tries, reply: Reply, held: HeldBytes) -> bool:
+        """Tries the replicas of its model. False if no replica is left, and nobody has answered."""
+        while not tries.failures or self._elsewhere.is_next(job, tries) or await self._is_untold(job, tries):
+            try:
+                ticket = await self._place_alive(job, tries, reply)
+            except ApiError as error:
+                if error.code != NO_ROOM_IN_TIME or not self._fall_back(job, tries, reply, "no_room"):
+                    raise
+                continue
+            if ticket is None:
+                return False
+            reply.note(ticket, job.caller.sees_decisions)
+            reply.trace.attempting(ticket, job.headers)
+            failure = await self._attempt(job, tries, reply, held)
+            if failure is None:
+                return True
+            reply.trace.failed(failure.reason)
+            self._failed(tries, failure)
+        return False
+
+    def _fall_back(self, job: Job, tries: Tries, reply: Reply, why: str) -> bool:
+        """Lets another model answer, if the configuration allows it. Not once a client has begun to read: its headers
+        tell which model answers. A request that stalls replicas, or may have been executed, is sent nowhere else."""
+        if not job.fallbacks or reply.has_started or not self._elsewhere.may_fall_back(job, tries):
+            return False
+        if not self._fallbacks.next(job):
+            return False
+        tries.begin_again()
+        self._metrics.fallbacks.inc(why)
+        return True
 
     async def _place_alive(self, job: Job, tries: Tries, reply: Reply) -> Ticket | None:
         """The next attempt's place. Meanwhile a stream's client hears that it still waits, if that is wanted."""

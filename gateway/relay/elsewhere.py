@@ -10,7 +10,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.endings import ABORTED
 from gateway.relay.moves import Moves
 from gateway.relay.own_refusals import NOT_FOUND, REFUSALS, own_refusal
-from gateway.relay.retries import ends_attempts, is_refusal
+from gateway.relay.retries import ends_attempts, has_stalled_two, is_refusal, maybe_executed
 from gateway.relay.retry_budget import RetryBudget
 from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
@@ -57,6 +57,15 @@ class Elsewhere:
             return True
         self._metrics.retries_withheld.inc()
         return False
+
+    def may_fall_back(self, job: Job, tries: Tries) -> bool:
+        """Whether another model may get a request that all replicas of its own have failed."""
+        failures = tries.failures
+        if not failures:
+            return True
+        if has_stalled_two(failures) or (job.has_effects and maybe_executed(failures) is not None):
+            return False
+        return self._budget.take(time.monotonic())
 
     def _has_sound_one(self, job: Job, tried: Collection[str]) -> bool:
         """Whether a ready replica is left that does not answer each request with an error. If all do, retries would

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.endpoints import Endpoint, endpoint_of
@@ -24,6 +24,7 @@ from gateway.request.reading.body_readers import BodyReaders
 from gateway.request.reading.model_field import Span
 from gateway.request.reading.structure import is_sparse
 from gateway.settings.gateway_settings import GatewaySettings
+from gateway.settings.model_settings import FallbackSettings
 from gateway.settings.policies import POLICIES
 
 TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params")
@@ -64,6 +65,8 @@ class Job:
     """The headers for the replica."""
     backends: Backends = ()
     """The pools that serve its model."""
+    readable: Backends = ()
+    """Those for which its prompt is read: also those of its fallbacks, if it needs them."""
     offer: Offer | None = None
     """What the configuration says of its model; None if nothing."""
     option: str = ""
@@ -116,6 +119,12 @@ class Job:
     """Whether the object that was made for it is remembered."""
     is_traced: bool = False
     """Whether somebody wants to see what its candidates cost."""
+    has_tools: bool = False
+    """Whether it offers tools to its model."""
+    fallbacks: tuple[FallbackSettings, ...] = ()
+    """The models that may answer in the place of its own, and were not tried."""
+    placed_as: str | None = None
+    """The model that it is placed as: the one that the client named, or a fallback."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 
@@ -133,10 +142,15 @@ class Job:
     def renew(self, fleet: Fleet) -> None:
         """Replicas may have come or gone. It stays as it was if nobody serves its model any more, or if one replica is
         to serve it."""
-        backends = fleet.backends(self.model)
+        backends = fleet.backends(self.placed_as)
         if backends and not self.pinned:
-            self.backends, self.offer = backends, fleet.offers.get(self.model or "")
+            self.backends, self.offer = backends, fleet.offers.get(self.placed_as or "")
             self.aim(next((each for each in backends if each.backend == self.served.backend), backends[0]))
+
+    def fall_back(self, model: str, fleet: Fleet) -> None:
+        """From now on it is placed as a request for this model, which has backends."""
+        self.placed_as, self.option = model, ""
+        self.renew(fleet)
 
     def noted_wait(self, waited_s: float) -> None:
         """It has waited for room in vain. Elsewhere it keeps its place, and what is left of its time."""
@@ -230,11 +244,12 @@ class Reader:
         """Reads the body into `job`, with the body for the replica."""
 
         def resolve_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
-            job.offer = self._fleet.offers.get(model or "")
+            job.offer, job.placed_as = self._fleet.offers.get(model or ""), model
             job.backends = resolve_model(self._fleet, model, path)
             job.served = job.backends[0]
+            job.readable = (*job.backends, *self._fallbacks(job))
             salt = self._keyring.cache_salt(job.caller, cache_salt)
-            return [CacheScope(backend.root_model, backend.adapter, salt) for backend in job.backends]
+            return [CacheScope(backend.root_model, backend.adapter, salt) for backend in job.readable]
 
         parsed = self._read_here(head, body, resolve_scopes)
         if parsed is None:
@@ -279,6 +294,7 @@ class Reader:
         job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache
         job.choices, job.max_output_tokens = parsed.choices, parsed.max_output_tokens
         job.refers_to = parsed.refers_to
+        job.has_tools = parsed.has_tools
         job.has_effects = parsed.has_effects or may_have_effects(job.method, job.endpoint)
         job.prompt, job.is_batch = parsed.prompt, parsed.is_batch
         if job.prompt is not None and job.prompt.keys:
@@ -290,9 +306,20 @@ class Reader:
             if job.prompt.images:
                 job.refusing = self._fleet.refusing_media()
             if parsed.other_prompts:
-                for backend, prompt in zip(job.backends, (job.prompt, *parsed.other_prompts), strict=True):
+                for backend, prompt in zip(job.readable, (job.prompt, *parsed.other_prompts), strict=True):
                     job.chains[backend.backend] = prompt, self.estimator(backend.pool).estimate(prompt)
         job.aim(job.served)
+
+    def _fallbacks(self, job: Job) -> Backends:
+        """The backends of the models that may answer in the place of the request's own, if that has no ready replica
+        now: so their chains are at hand."""
+        if job.offer is None or not job.offer.fallback:
+            return ()
+        job.fallbacks, fleet = job.offer.fallback, self._fleet
+        if any(fleet.is_ready(replica) for backend in job.backends for replica in backend.replicas):
+            return ()
+        found = {each.backend: each for told in job.fallbacks for each in fleet.backends(told.model)}
+        return tuple(each for name, each in found.items() if all(name != own.backend for own in job.backends))
 
     def policy(self, headers: Mapping[str, str]) -> str:
         """The policy of a request: from the header `x-kvgate-policy` if that is allowed, else from the settings."""
@@ -319,6 +346,10 @@ def resolve_model(fleet: Fleet, name: str | None, path: str) -> Backends:
             raise bad_field("model", "required; GET /v1/models lists what is served here.", "missing_model")
         if not backends:
             raise no_replica()
+    elif not backends and name in fleet.offers:
+        backends = _of_fallbacks(fleet, fleet.offers[name])
+        if not backends:
+            raise no_replica()
     elif not backends:
         if not fleet.served:
             raise no_replica()
@@ -327,6 +358,12 @@ def resolve_model(fleet: Fleet, name: str | None, path: str) -> Backends:
             404, "model_not_found", f"The model `{shown}` is not served here; GET /v1/models lists what is.", "model"
         )
     return backends
+
+
+def _of_fallbacks(fleet: Fleet, offer: Offer) -> Backends:
+    """Of a model that nobody serves: without a replica, so that it is not placed there by itself."""
+    backends = (each for told in offer.fallback for each in fleet.backends(told.model))
+    return tuple(replace(each, replicas={}, unshared={}, max_tokens={}) for each in backends)[:1]
 
 
 def no_replica(*, are_asleep: bool = False) -> ApiError:

@@ -47,9 +47,9 @@ class Holds:
         return f"<Holds {len(self._held)} requests>"
 
     def may_hold(self, job: Job) -> bool:
-        """Whether the request waits while no replica is ready. One that computes nothing, or that only one replica can
-        serve, does not."""
-        return bool(self._queue.hold_s) and job.endpoint.computes_prompt and not job.pinned
+        """Whether the request waits while no replica is ready. One that computes nothing, that only one replica can
+        serve, or that another model may answer, does not."""
+        return bool(self._queue.hold_s) and job.endpoint.computes_prompt and not job.pinned and not job.fallbacks
 
     async def until_ready(self, job: Job, *, was_refused: bool = False) -> None:
         """Returns when a replica that may serve the request is ready; at once if it may not be held. If it

@@ -28,6 +28,8 @@ from gateway.routing.ticket import Ticket
 from gateway.routing.weighted import First, Weighted
 from gateway.settings.gateway_settings import GatewaySettings
 
+NO_ROOM_IN_TIME = "deadline_unreachable"
+"""The code of the error for a request that finds no room in time."""
 _Placed = Placement | Reservation | Literal["away", "again"] | None
 """`away`: the store gives no answer that can be used; `again`: the request is to be asked again."""
 
@@ -102,7 +104,7 @@ class Router:
         try:
             ticket = await self._placed(job, pool, request, last, first) if request.serving else None
         except (NoRoom, OverLimit) as refusal:
-            raise self._refused(request, refusal) from None
+            raise self._refused(job, request, refusal) from None
         if ticket is None and job.served.unshared:
             ticket = self._place_unshared(job, pool, request)
         if ticket is not None:
@@ -222,11 +224,11 @@ class Router:
         job = self._asking.get(request.reservation)
         if job is None:
             return None
-        backends = self._fleet.backends(job.model)
+        backends = self._fleet.backends(job.placed_as)
         same = next((each for each in backends if each.backend == job.served.backend), None)
         if same is None:
             return None
-        job.backends, job.offer = backends, self._fleet.offers.get(job.model or "")
+        job.backends, job.offer = backends, self._fleet.offers.get(job.placed_as or "")
         job.aim(same)
         return job.served.shared
 
@@ -243,7 +245,7 @@ class Router:
         self.choice.forget()
         now_s = time.monotonic()
         for reservation, job in list(self._asking.items()):
-            backends = () if job.pinned else self._fleet.backends(job.model)
+            backends = () if job.pinned else self._fleet.backends(job.placed_as)
             is_listed = any(each.backend == job.served.backend for each in backends)
             if is_listed and self.choice.has_ready(job.served, now_s):
                 continue
@@ -251,9 +253,10 @@ class Router:
                 self._store.pool(job.served.pool).seats.send_away(reservation)
                 self._local.send_away(reservation)
 
-    def _refused(self, request: PlaceRequest, refusal: NoRoom | OverLimit) -> ApiError:
+    def _refused(self, job: Job, request: PlaceRequest, refusal: NoRoom | OverLimit) -> ApiError:
         if isinstance(refusal, NoRoom):
             self._metrics.queue_refusals.inc(refusal.reason)
+            job.noted_wait(request.waited_s)  # another model may answer it, and it has paid for a request
             return _no_room(refusal, self._wait_s)
         self._metrics.queue_refusals.inc(refusal.limit)
         assert request.limits is not None

@@ -95,6 +95,8 @@ class ParsedBody:
     """The id of a stored object that the body names (`Endpoint.refers_to`)."""
     has_effects: bool = False
     """Whether the body asks for effects besides the answer."""
+    has_tools: bool = False
+    """Whether the body offers tools."""
 
 
 def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: ResolveScopes, steps: Steps) -> ParsedBody:
@@ -130,6 +132,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     parsed.reads_cache = document.get("prompt_logprobs") is None and not echoes_logprobs
     if endpoint.refers_to is not None:
         parsed.refers_to = _reference(document, endpoint)
+    parsed.has_tools = bool(document.get("tools") or document.get("functions"))
     if endpoint.stores_responses:
         parsed.has_effects = _has_effects(document)
     is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
