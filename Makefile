@@ -27,8 +27,8 @@ COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 QUICK := bench/results/quick
 ROUTERS := sglang-router,vllm-router
 
-MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
-	bench-offload bench-offload-real bench-place bench-fleet-grid bench-store
+MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-place \
+	bench-fleet-grid bench-store
 
 define HELP
 make up           a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C; ARGS='--load mixed' sends it a gentle load
@@ -147,15 +147,6 @@ bench-routing-mixes:
 
 bench-routing-real:
 	$(BIN)/python -m bench.routing --real --out bench/results/routing-real.json
-
-bench-offload-images:
-	$(BIN)/python -m bench.offload --scenarios revisits,images --chunks 256 --out bench/results/offload-images.json
-
-bench-offload:
-	$(BIN)/python -m bench.offload --scenarios multi-turn,random,all-hit --out bench/results/offload.json
-
-bench-offload-real:
-	$(BIN)/python -m bench.offload --real --seeds 11 --out bench/results/offload-real.json
 
 # Runs all faults, even if a goal is missed.
 bench-faults: install

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.report import growth, offload, overhead, place, routing, store
+from bench.report import growth, overhead, place, routing, store
 from bench.report.inputs import Results, Unreadable, read
 from bench.report.page import Section, page
 
@@ -64,29 +64,6 @@ _SOURCES = (
         "the gateways share with them.",
         "Lower TTFT is better; higher cache share and requests per s are.",
         routing.render,
-    ),
-    Source(
-        "offload-images",
-        "KV outside the GPU: images",
-        "One replica that is asked about more images than its GPU holds: alone, with LMCache in CPU memory, and with "
-        "LMCache straight to Redis; what others published below.",
-        "Lower TTFT is better; higher requests and prompt tokens per s are.",
-        offload.render,
-    ),
-    Source(
-        "offload",
-        "KV outside the GPU: several turns, nothing in common, everything found",
-        "The same by the size of LMCache's chunks; what others published below.",
-        "Lower TTFT is better; higher requests and prompt tokens per s are.",
-        offload.render,
-    ),
-    Source(
-        "offload-real",
-        "KV outside the GPU, on real vLLM",
-        "The same on real vLLM with real LMCache and Redis and a small vision-language model, on the processors of one "
-        "machine.",
-        "Lower TTFT is better; higher requests and prompt tokens per s are.",
-        offload.render,
     ),
     Source(
         "overhead",

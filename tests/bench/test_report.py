@@ -125,8 +125,7 @@ def test_what_is_missing_is_said_with_the_command_that_makes_it(tmp_path: Path) 
     write(tmp_path, place=PLACE)
     page = parsed(tmp_path)
     makefile = (Path(__file__).parents[2] / "Makefile").read_text().replace("\\\n", " ")
-    routed, kept_outside = ("routing", "routing-mixes", "routing-real"), ("offload", "offload-real")
-    for name in (*routed, *kept_outside, "overhead", "overhead-latency", "store"):
+    for name in ("routing", "routing-mixes", "routing-real", "overhead", "overhead-latency", "store"):
         made_by = f"make bench-{name}"
         assert re.search(rf"^MEASURED := .*\bbench-{name}(\s|$)", makefile, re.MULTILINE)
         assert f"Missing: {name}.json, made by {made_by}." in page.words
