@@ -1,4 +1,4 @@
-"""How fairly do tenants share replicas that have less room than they ask for, and do their limits hold?
+"""How fairly do tenants share replicas that have less room than they ask for?
 
     python -m bench.fairness [--out FILE]
     python -m bench.fairness --parts shares --gateways 1,4 --seconds 10
@@ -6,8 +6,6 @@
 shares      three tenants ask for 1.5, 2 and 3 times what the replicas can do. Also on KVGate without a queue, and on
             other routers (`python -m bench.overhead --install`)
 priorities  TTFT of the first band alone, and beside others that ask for more than there is
-limits      concurrency and tokens_per_min over four gateways, and after one of them was killed
-cost        the same requests with the queue and without it
 
 The docstrings of bench/fairness/*.py describe each load. `idle` is the idle share of the machine. If it is close to 0,
 the machine was the limit.
@@ -24,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import record
-from bench.fairness import cost, limits, priorities, shares
+from bench.fairness import priorities, shares
 from bench.fairness.row import Row
 from bench.options import count, counts, names
 from bench.peers import PEERS, DoesNotStart
@@ -52,18 +50,10 @@ class Parts:
     def priorities(self) -> Iterator[Row]:
         return priorities.measure(self._options.gateways, 2 * self._options.seconds)
 
-    def limits(self) -> Iterator[Row]:
-        return limits.measure(self._options.seconds, self._options.limit_seconds)
-
-    def cost(self) -> Iterator[Row]:
-        return cost.measure(self._options.seeds)
-
 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
     "shares": shares.table,
     "priorities": priorities.table,
-    "limits": limits.table,
-    "cost": cost.table,
 }
 
 
@@ -72,20 +62,12 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.fairness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", type=names(_TABLES), default=",".join(_TABLES), help="default: %(default)s")
-    parser.add_argument(
-        "--gateways", type=counts, default="1,2,4,8", help="of shares and priorities (default: %(default)s)"
-    )
+    parser.add_argument("--gateways", type=counts, default="1,2,4,8", help="default: %(default)s")
     parser.add_argument(
         "--seconds",
         type=count,
         default=30,
         help="that count in each run; of priorities, twice as many (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--limit-seconds", type=count, default=600, help="for which tokens are counted (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds", type=counts, default=",".join(map(str, cost.SEEDS)), help="of cost (default: %(default)s)"
     )
     parser.add_argument(
         "--peers", type=names(_ROUTERS), default=",".join(_ROUTERS), help="beside shares (default: %(default)s)"

@@ -49,11 +49,6 @@ class Sent:
         """What its tenant is charged of its share."""
         return self.uncached_tokens + OUTPUT_WEIGHT * self.output_tokens
 
-    @property
-    def limit_tokens(self) -> int:
-        """What counts for its tenant's tokens_per_min."""
-        return self.uncached_tokens + self.output_tokens
-
 
 class Load:
     """The requests of all tenants. What came of them is counted from the last `count_from_now`."""
@@ -89,26 +84,19 @@ class Load:
                 await asyncio.sleep(max(0.0, due_s - loop.time()))
                 running.create_task(self.ask(tenant))
 
-    async def keep_asking(self, tenant: Tenant, url: str | None = None, **fields: Any) -> None:
-        """Sends one request after the other until it is cancelled, all of them to `url` if it is given."""
+    async def keep_asking(self, tenant: Tenant, url: str) -> None:
+        """Sends one request after the other to `url`, until it is cancelled."""
         while True:
-            if not await self.ask(tenant, url, **fields):
+            if not await self.ask(tenant, url):
                 await asyncio.sleep(_REFUSED_S)
 
-    async def ask_until_answered(self, tenant: Tenant) -> Sent:
-        """Sends requests until one is answered."""
-        while True:
-            if sent := await self.ask(tenant):
-                return sent
-            await asyncio.sleep(_REFUSED_S)
-
-    async def ask(self, tenant: Tenant, url: str | None = None, **fields: Any) -> Sent | None:
+    async def ask(self, tenant: Tenant, url: str | None = None) -> Sent | None:
         """Sends one request. Returns None if it got no answer."""
         loop = asyncio.get_running_loop()
         self.offered[tenant.name] += 1
         sent_s = loop.time()
         try:
-            answer = await self._clients[tenant.name].post(url or self._url(tenant), self._body(tenant) | fields)
+            answer = await self._clients[tenant.name].post(url or self._url(tenant), self._body(tenant))
             sent = self._read(tenant, sent_s, loop.time(), answer)
         except NoAnswer as error:
             self.failed[f"{tenant.name}: {error}"] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -19,7 +19,6 @@ class Tenant:
     """On average. Answers have between half and one and a half times as many, each number as often."""
     weight: int = 1
     priority: str | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)
     is_on_one_gateway: bool = False
     """Its clients use the first gateway only."""
 
@@ -44,4 +43,4 @@ def _entry(tenant: Tenant) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": tenant.name, "weight": tenant.weight}
     if tenant.priority:
         entry["priority"] = tenant.priority
-    return entry | ({"limits": dict(tenant.limits)} if tenant.limits else {})
+    return entry

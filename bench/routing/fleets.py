@@ -88,16 +88,15 @@ Fresh = Callable[[], AbstractContextManager[Fleet]]
 
 
 @contextmanager
-def simulated(mix: Mix, speed: float, max_num_seqs: int = 64) -> Iterator[Fresh]:
-    """Simulated fleets for the mix. Each is started anew. A replica runs `max_num_seqs` requests at once."""
-    yield lambda: _simulated(mix, speed, max_num_seqs)
+def simulated(mix: Mix, speed: float) -> Iterator[Fresh]:
+    """Simulated fleets for the mix. Each is started anew."""
+    yield lambda: _simulated(mix, speed)
 
 
 @contextmanager
-def _simulated(mix: Mix, speed: float, max_num_seqs: int) -> Iterator[Fleet]:
+def _simulated(mix: Mix, speed: float) -> Iterator[Fleet]:
     arguments = {
         "--speed": speed,
-        "--max-num-seqs": max_num_seqs,
         "--num-gpu-blocks": mix.capacity_tokens // BLOCK_TOKENS,
         "--prefill-tokens-per-s": PREFILL_TOKENS_PER_S,
         "--decode-s-per-token": DECODE_S_PER_TOKEN,

@@ -122,8 +122,8 @@ def _documents(seed: int, name: str, documents: int, tokens: int, exponent: floa
     return _in_order(sessions[requests:], sessions[:requests])
 
 
-def rag(seed: int, requests: int = 300) -> Workload:
-    return _documents(seed, "rag", documents=40, tokens=3000, exponent=1.0, requests=requests)
+def _rag(seed: int) -> Workload:
+    return _documents(seed, "rag", documents=40, tokens=3000, exponent=1.0, requests=300)
 
 
 def _books(seed: int) -> Workload:
@@ -177,7 +177,7 @@ MIXES = _named(
         Mix("vqa", "questions about 12 images with documents, by Zipf", 2, 56_000, 8, _vqa, 12_000),
         Mix("chat", "16 conversations under one system prompt", 2, 20_000, 8, _chat, 29_000),
         Mix("contexts", "2 000 questions about 24 documents and images", 3, 32_000, 12, _contexts),
-        Mix("rag", "questions about 40 documents, by Zipf", 3, 48_000, 12, rag),
+        Mix("rag", "questions about 40 documents, by Zipf", 3, 48_000, 12, _rag),
         Mix("books", "questions about 12 long documents, by Zipf", 3, 48_000, 12, _books),
         Mix("hostile", "no two prompts alike", 3, 48_000, 12, _hostile),
         Mix("hot", "3 in 10 requests about one document", 4, 48_000, 32, _hot),
