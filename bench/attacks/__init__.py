@@ -8,5 +8,4 @@ replicas     replicas that lie when a prompt asks for it (a separate process)
 arena        starts a gateway in front of these replicas, and a fresh one after an attack harmed it
 witness      watches /health, memory and an honest client during an attack (a separate process)
 measure      runs one attack and watches it; row: the result and the goals that it missed
-compare      compares two runs in the table of docs/evidence/attacks.md
 """

@@ -58,9 +58,7 @@ from bench.replay.trace import BadTrace, Trace, read_trace
 from bench.routing.systems import NAMES, OURS, ROUTERS, System, label, systems
 from bench.scaled_time import INVALID
 
-_WITHOUT_RECORDING = ("pinned", "oracle")
-"""These need to know a request's conversation, or ask every replica for each request."""
-_NAMES = tuple(name for name in NAMES if name not in _WITHOUT_RECORDING)
+_NAMES = tuple(name for name in NAMES if name != "pinned")  # pinning needs to know a request's conversation
 _DEFAULT = (OURS, "round_robin", "consistent_hash", *(name for name in ROUTERS if not name.endswith("-tight")))
 _QUICK = {"requests": "1000", "replicas": "8", "caches": "0.3,1", "systems": f"{OURS},round_robin"}
 _LEGEND = (

@@ -10,7 +10,7 @@ from bench.routing.measure import Row
 from bench.routing.systems import OURS, label
 
 REFERENCES = ("oracle", "pinned")
-"""They know more than any router can, and do not compete."""
+"""They know more than any router can, and do not compete. The oracle is in older results only."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Compares routing: KVGate's policies, an oracle, perfect pinning and other routers, side by side."""
+"""Compares routing: KVGate's policies, perfect pinning and other routers, side by side."""

@@ -2,8 +2,7 @@
 
 Each mix of requests goes through each system, on simulated replicas in scaled time. The systems are KVGate's policies
 with one gateway and with several, and other routers: one instance, or two behind a spreader that knows nothing. The
-references are an oracle that knows every cache and every queue, and perfect pinning of each document, image or
-conversation.
+reference is perfect pinning of each document, image or conversation.
 
     python -m bench.routing [--out FILE]
     python -m bench.routing --mixes images,chat --systems prefix_kv_aware,round_robin --gateways 1,4 --seeds 1,2,3
@@ -146,7 +145,7 @@ def _options() -> argparse.Namespace:
         default=4.0,
         help="divides the engines' times, not the routers' (default: %(default)s)",
     )
-    parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; only mixes and systems that can)")
+    parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; only mixes that can)")
     parser.add_argument("--at", nargs="+", default=[], metavar="URL[,events=…,replay=…]", help="real vLLM, running")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
@@ -156,13 +155,9 @@ def _options() -> argparse.Namespace:
     if options.at:
         able = [mix for mix in able if mix.replicas == len(options.at)]
     options.mixes = [MIXES[name] for name in options.mixes if MIXES[name] in able]
-    if options.real or options.at:
-        options.systems = [name for name in options.systems if name != "oracle"]
-    if not (options.mixes and options.systems):
+    if not options.mixes:
         known = ", ".join(mix.name for mix in able) or "none"
-        parser.error(
-            f"nothing of this can be run on real vLLM like that; the mixes that can: {known}; the oracle cannot"
-        )
+        parser.error(f"nothing of this can be run on real vLLM like that; the mixes that can: {known}")
     return options
 
 

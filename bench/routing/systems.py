@@ -11,7 +11,6 @@ from bench.fleet.gateways import running_gateways as before_light_replicas
 from bench.load import Spread, pinned_spread, random_spread
 from bench.peers import PEERS, Peer, running_peer
 from bench.routing.fleets import Fleet
-from bench.routing.oracle import oracle
 from bench.workloads import Session
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
@@ -63,10 +62,6 @@ async def _pinned(fleet: Fleet, sessions: Sequence[Session], _seed: int) -> Asyn
     yield pinned_spread(list(fleet.urls.values()), sessions)
 
 
-def _oracle(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AbstractAsyncContextManager[Spread]:
-    return oracle(list(fleet.urls.values()), seed)
-
-
 def _kvgate(policy: str, gateways: int) -> Start:
     @asynccontextmanager
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
@@ -104,8 +99,6 @@ def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
     for name in names:
         if name == "pinned":
             found.append(System(name, 0, _pinned))
-        elif name == "oracle":
-            found.append(System(name, 0, _oracle))
         elif name in ROUTERS:
             instances = (1, 2) if name in _AS_THEY_COME else (1,)
             found += [System(name, count, _router(ROUTERS[name], count)) for count in instances]
@@ -116,4 +109,4 @@ def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
     return found
 
 
-NAMES = ("pinned", "oracle", *POLICIES, *ROUTERS)
+NAMES = ("pinned", *POLICIES, *ROUTERS)

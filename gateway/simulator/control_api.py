@@ -16,8 +16,7 @@ from prometheus_client import generate_latest
 from gateway.simulator import fields
 from gateway.simulator.call import read_json
 from gateway.simulator.errors import bad_request, not_found
-from gateway.simulator.openai_api import chat_prompt
-from gateway.simulator.prompt import BlockHasher, token_text
+from gateway.simulator.prompt import token_text
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimLmcacheSettings
 
@@ -127,23 +126,6 @@ async def fail(replica: SimReplica, request: web.Request) -> web.StreamResponse:
         for engine in replica.engines:
             engine.forget_idle()
     return web.json_response({"failing": replica.faults.active()})
-
-
-async def outlook(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    """What a chat request would find here now, for a router that knows everything."""
-    body = await read_json(request)
-    _, lora = replica.resolve_model(fields.text(body, "model"))
-    prompt = chat_prompt(replica, body, lora)
-    engine = replica.engines[0]
-    hasher = BlockHasher(prompt, engine.block_size)
-    hasher.extend(prompt.tokens)
-    told = {
-        "prompt_tokens": prompt.num_tokens,
-        "cached_tokens": engine.foresee(hasher.hashes) * engine.block_size,
-        "backlog_tokens": engine.backlog_tokens(),
-        "requests": replica.num_requests,
-    }
-    return web.json_response(load(replica) | told)
 
 
 def _one_of(request: web.Request, name: str, default: str, *others: str) -> str:

@@ -142,25 +142,6 @@ class SimEngine:
         self.clear_cache()
         self.cpu_tier.clear()
 
-    def foresee(self, hashes: Sequence[int], coming: set[int] | None = None) -> int:
-        """How many leading blocks of a prompt that arrives now are cached when it is scheduled, if none is evicted.
-        `coming` are the blocks of the prompts before it, by default of all that wait."""
-        if coming is None:
-            coming = {each for sequence in self.waiting for each in sequence.hashes}
-        found = len(self.cache.match(hashes))
-        while found < len(hashes) and hashes[found] in coming:
-            found += 1
-        return found
-
-    def backlog_tokens(self) -> int:
-        """The tokens to compute before a prompt that arrives now."""
-        backlog = sum(max(0, sequence.num_tokens - sequence.computed) for sequence in self.running)
-        coming: set[int] = set()
-        for sequence in self.waiting:
-            backlog += sequence.num_tokens - self.foresee(sequence.hashes, coming) * self.block_size
-            coming.update(sequence.hashes)
-        return backlog
-
     def forget_idle(self) -> None:
         """Forget all blocks that no running request holds, on the GPU and in the CPU tier, without any event."""
         self.cache.forget_idle()

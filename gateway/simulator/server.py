@@ -69,7 +69,6 @@ _CONTROL = (
     ("POST", "/abort_requests", control_api.abort_requests),
     ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/fail", control_api.fail),
-    ("POST", "/sim/outlook", control_api.outlook),
 )
 
 

@@ -39,7 +39,7 @@ async def routed_by(system: System, fleet: Fleet) -> Row:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", systems(["pinned", "oracle", "prefix_kv_aware"], [2]), ids=lambda each: each.label)
+@pytest.mark.parametrize("system", systems(["pinned", "prefix_kv_aware"], [2]), ids=lambda each: each.label)
 async def test_conversations_find_their_turns_and_are_split_evenly(system: System) -> None:
     row = await routed(system)
     assert (row.requests, row.failed) == (CONVERSATIONS * TURNS, 0)
