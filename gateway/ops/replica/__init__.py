@@ -5,7 +5,7 @@
     sharing          chunk sizes and timeouts for a Redis that LMCache shares with KVGate
     commands         from settings to commands, with environment and arguments, for a program or a shell
     vllm             the arguments of `vllm serve`
-    lmcache_options  the arguments of `lmcache server`, or the environment of LMCache inside vLLM
+    lmcache_options  the arguments of `lmcache server`
 
 It starts nothing, and reads no file but the settings and a model's config.json.
 """

@@ -34,15 +34,8 @@ def commands(replica: ReplicaFile) -> list[Command]:
     Raises SettingsError for problems that appear only when sizes are computed.
     """
     tier = replica.lmcache
-    found = []
-    env: dict[str, str] = {}
-    if tier is not None:
-        sizes = _sizes(tier, replica.vllm)
-        if tier.mode == "server":
-            found.append(_lmcache_server(replica, tier, *sizes))
-        else:
-            env = lmcache.in_process_environment(replica, tier, *sizes)
-    return [*found, _agent(replica), _vllm(replica, env)]
+    server = [] if tier is None else [_lmcache_server(replica, tier, *_sizes(tier, replica.vllm))]
+    return [*server, _agent(replica), _vllm(replica)]
 
 
 def _sizes(tier: LmcacheSettings, engine: VllmSettings) -> tuple[int, Pace | None]:
@@ -79,10 +72,10 @@ def _lmcache_server(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, red
     return Command("lmcache", lmcache.about(replica, tier, chunk), argv, {"PYTHONHASHSEED": "0", **replica.env}, needs)
 
 
-def _vllm(replica: ReplicaFile, env: dict[str, str]) -> Command:
-    waits = " Start it once the LMCache server answers." if replica.lmcache and not env else ""
-    env = {"PYTHONHASHSEED": "0", **replica.env, **env}
-    return Command("vllm", f"the engine.{waits}", [replica.programs.vllm, *vllm.arguments(replica)], env)
+def _vllm(replica: ReplicaFile) -> Command:
+    waits = " Start it once the LMCache server answers." if replica.lmcache else ""
+    argv = [replica.programs.vllm, *vllm.arguments(replica)]
+    return Command("vllm", f"the engine.{waits}", argv, {"PYTHONHASHSEED": "0", **replica.env})
 
 
 def _agent(replica: ReplicaFile) -> Command:
@@ -95,7 +88,7 @@ def _agent(replica: ReplicaFile) -> Command:
     ]
     if replica.agent.control_port:
         argv += ["--control-port", str(replica.agent.control_port)]
-    if replica.lmcache is not None and replica.lmcache.mode == "server" and replica.lmcache.redis is not None:
+    if replica.lmcache is not None and replica.lmcache.redis is not None:
         argv += ["--lmcache", f"http://{lmcache.HERE}:{replica.lmcache.http_port}"]
     if replica.redis.namespace:
         argv += ["--redis-namespace", replica.redis.namespace]

@@ -1,4 +1,4 @@
-"""The arguments of `lmcache server`, and the environment that configures LMCache inside vLLM.
+"""The arguments of `lmcache server`.
 
 Only LMCache's `valkey` adapter is used for Redis: it sets a TTL on every chunk, treats an evicted chunk as a miss and
 survives errors. `redis://` sets no TTL, and `resp` hangs on an evicted chunk and may return the bytes of another one.
@@ -6,7 +6,6 @@ survives errors. `redis://` sets no TTL, and `resp` hangs on an evicted chunk an
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from gateway.ops.replica.settings import ChunkRedisAddress, ChunkRedisSettings, LmcacheSettings, ReplicaFile
@@ -79,41 +78,6 @@ def _redis(address: ChunkRedisAddress, redis: ChunkRedisSettings, pace: Pace) ->
     if address.password:
         adapter["username"] = address.username or _SOMEBODY
     return adapter
-
-
-def in_process_environment(
-    replica: ReplicaFile, tier: LmcacheSettings, chunk: int, pace: Pace | None
-) -> dict[str, str]:
-    """LMCache's settings as environment variables."""
-    address = replica.chunk_redis
-    env = {
-        "LMCACHE_CHUNK_SIZE": str(chunk),
-        "LMCACHE_LOCAL_CPU": "true",
-        "LMCACHE_MAX_LOCAL_CPU_SIZE": f"{tier.cpu_gb:.10g}",
-        "LMCACHE_PRE_CACHING_HASH_ALGORITHM": "sha256_cbor",
-        "LMCACHE_SAVE_UNFULL_CHUNK": "false",
-        # With async loading, a chunk that is evicted in the middle of a prefix shifts the chunks after it. That happens
-        # with redis:// only, but async loading brings no advantage here.
-        "LMCACHE_ENABLE_ASYNC_LOADING": "false",
-    }
-    if pace is None or tier.redis is None:
-        return env
-    extra: dict[str, Any] = {
-        "valkey_enable_ttl": True,
-        "valkey_ttl_sec": tier.redis.ttl_seconds,
-        "valkey_num_workers": pace.num_workers,
-        "valkey_database": address.database,
-        "request_timeout": pace.request_timeout_s,
-        "save_chunk_meta": False,
-    }
-    if address.tls:
-        extra["tls_enable"] = True
-    return env | {
-        "LMCACHE_REMOTE_URL": f"valkey://{address.address}",
-        "LMCACHE_REMOTE_SERDE": "naive",
-        "LMCACHE_BLOCKING_TIMEOUT_SECS": str(math.ceil(tier.redis.max_stall_s)),
-        "LMCACHE_EXTRA_CONFIG": compact(extra),
-    }
 
 
 def about(replica: ReplicaFile, tier: LmcacheSettings, chunk: int) -> str:

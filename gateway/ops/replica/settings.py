@@ -128,7 +128,6 @@ class DiskSettings(Section):
 
 
 class LmcacheSettings(Section):
-    mode: Literal["server", "in_process"] = "server"
     cpu_gb: Gigabytes
     keep_in_cpu: bool = True
     redis: ChunkRedisSettings | None = None
@@ -143,17 +142,6 @@ class LmcacheSettings(Section):
     def _chunks_are_kept_somewhere(self) -> Self:
         if not self.keep_in_cpu and self.redis is None and self.disk is None:
             raise ValueError("keep_in_cpu: false leaves chunks nowhere to go; add redis or disk")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_its_mode(self) -> Self:
-        if self.mode == "in_process":
-            if self.disk is not None:
-                raise ValueError("disk needs mode: server")
-            if self.extra_args:
-                raise ValueError("extra_args are those of `lmcache server`, which mode: in_process does not start")
-            if not self.keep_in_cpu:
-                raise ValueError("keep_in_cpu: false needs mode: server")
         return self
 
 
@@ -195,7 +183,7 @@ class ReplicaFile(Section):
     def _ports_differ(self) -> Self:
         ports = [self.vllm.port, self.events.port, self.events.replay_port]
         ports += [self.agent.control_port] if self.agent.control_port else []
-        if self.lmcache is not None and self.lmcache.mode == "server":
+        if self.lmcache is not None:
             ports += [self.lmcache.port, self.lmcache.http_port, self.lmcache.prometheus_port]
         twice = sorted({port for port in ports if ports.count(port) > 1})
         if twice:
@@ -204,18 +192,11 @@ class ReplicaFile(Section):
 
     @model_validator(mode="after")
     def _chunks_may_go_to_this_redis(self) -> Self:
-        if self.lmcache is None or self.lmcache.redis is None:
-            return self
-        if self.lmcache.redis.url is None:
+        if self.lmcache is not None and self.lmcache.redis is not None and self.lmcache.redis.url is None:
             try:
                 _checked_chunk_url(self.redis.url)
             except ValueError as error:
                 raise ValueError(f"lmcache.redis has no url of its own, and redis.url: {error}") from None
-        if self.lmcache.mode == "in_process" and self.chunk_redis.password:
-            raise ValueError(
-                "LMCache cannot log in to a Redis in process (its client takes the password for the user's name); "
-                "use mode: server, or a Redis without a password on a network of its own"
-            )
         return self
 
     @property

@@ -27,7 +27,7 @@ def arguments(replica: ReplicaFile) -> list[str]:
         "kv-cache-dtype": engine.kv_cache_dtype if engine.kv_cache_dtype != "auto" else None,
         "gpu-memory-utilization": engine.gpu_memory_utilization,
         "block-size": engine.block_size,
-        "prefix-caching-hash-algo": _hash_algorithm(replica),
+        "prefix-caching-hash-algo": "sha256",
         "kv-events-config": compact(_events(replica)),
     }
     flags = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
@@ -39,12 +39,6 @@ def arguments(replica: ReplicaFile) -> list[str]:
     if tier is not None:
         options["kv-transfer-config"] = compact(_transfer(tier))
     return ["serve", engine.model, *written(options), *flags, *engine.extra_args]
-
-
-def _hash_algorithm(replica: ReplicaFile) -> str:
-    # In process, LMCache sets up vLLM's own hashing, so both must use the same algorithm.
-    in_process = replica.lmcache is not None and replica.lmcache.mode == "in_process"
-    return "sha256_cbor" if in_process else "sha256"
 
 
 def _events(replica: ReplicaFile) -> dict[str, Any]:
@@ -62,13 +56,11 @@ def _events(replica: ReplicaFile) -> dict[str, Any]:
 
 
 def _transfer(tier: LmcacheSettings) -> dict[str, Any]:
-    common = {"kv_role": "kv_both", **_RECOMPUTE}
-    if tier.mode == "in_process":
-        return {"kv_connector": "LMCacheConnectorV1", **common}
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
-        **common,
+        "kv_role": "kv_both",
+        **_RECOMPUTE,
         "kv_connector_extra_config": {
             "lmcache.mp.host": f"tcp://{_HERE}",
             "lmcache.mp.port": tier.port,
