@@ -22,9 +22,9 @@ from bench.fleet.replica import LightReplica, whole
 from gateway.simulator import fields
 from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer, forced_function, plan
 from gateway.simulator.chat_template import render_chat
-from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request, bad_value
+from gateway.simulator.errors import RequestRefused, bad_request
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder
-from gateway.simulator.protocol import check_sampling, token_limit
+from gateway.simulator.protocol import token_limit
 from gateway.simulator.sequence import EventTag
 
 _STREAM_HEAD = (
@@ -92,13 +92,13 @@ class Exchange(asyncio.Protocol):
             if self._parser.get_method() != b"POST":
                 self.answered(self._replica.get(path))
             elif path in _PROMPTS:
-                self._generate(path, _parsed(b"".join(self._body)))
+                self._generate(path, fields.json_object(b"".join(self._body)))
             else:
                 self.answered(self._replica.post(path))
         except RequestRefused as refused:
-            self.answered(whole(refused.status, refused.openai_body()))
+            self.answered(whole(refused.status, refused.body_for(path)))
         except (ValueError, TypeError, ArithmeticError, KeyError, AttributeError) as error:
-            self.answered(whole(400, bad_request(str(error)).openai_body()))
+            self.answered(whole(400, bad_request(str(error)).body_for(path)))
 
     def _generate(self, path: str, body: dict[str, Any]) -> None:
         replica = self._replica
@@ -106,7 +106,6 @@ class Exchange(asyncio.Protocol):
         model = body.get("model") or replica.settings.served_name
         if model != replica.settings.served_name:
             raise RequestRefused(404, f"The model `{model}` does not exist.", "model")
-        check_sampling(body)
         prompt, answer = _PROMPTS[path](replica, body)
         xargs = fields.mapping(body, "vllm_xargs")
         session = fields.text(body, "session_id") or self._session or fields.text(xargs, "session_id")
@@ -269,16 +268,6 @@ class _Stream(_Answering):
         return self._head + orjson.dumps(choice | {"token_ids": None}) + b"]}\n\n"
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise RequestRefused(400, f"JSON decode error: {error}", None, UNREADABLE) from error
-    if not isinstance(body, dict):
-        raise RequestRefused(400, "Input should be a valid dictionary or object", None, UNREADABLE)
-    return body
-
-
 def _message(answer: GeneratedAnswer) -> dict[str, Any]:
     """The message of a choice. As in vLLM, it has `tool_calls` only if there are some."""
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": None}
@@ -298,14 +287,15 @@ def _chat(replica: LightReplica, body: dict[str, Any]) -> tuple[EnginePrompt, Ge
         template_kwargs=fields.mapping(body, "chat_template_kwargs"),
         cache_salt=fields.text(body, "cache_salt"),
     )
-    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    return prompt, _answer(replica, body, prompt, body.get(name), name, function)
+    max_tokens = body.get("max_completion_tokens")
+    max_tokens = body.get("max_tokens") if max_tokens is None else max_tokens
+    return prompt, _answer(replica, body, prompt, max_tokens, function)
 
 
 def _completion(replica: LightReplica, body: dict[str, Any]) -> tuple[EnginePrompt, GeneratedAnswer]:
     asked = body.get("prompt")
     if not asked:
-        raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise bad_request("prompt: Field required", "prompt")
     builder = PromptBuilder()
     if isinstance(asked, str):
         builder.text(asked)
@@ -314,7 +304,7 @@ def _completion(replica: LightReplica, body: dict[str, Any]) -> tuple[EngineProm
     else:
         raise bad_request("a light replica takes one prompt, as a string or as a list of token ids", "prompt")
     prompt = builder.build(cache_salt=fields.text(body, "cache_salt"))
-    return prompt, _answer(replica, body, prompt, body.get("max_tokens", DEFAULT_TOKENS), "max_tokens")
+    return prompt, _answer(replica, body, prompt, body.get("max_tokens", DEFAULT_TOKENS))
 
 
 def _answer(
@@ -322,14 +312,13 @@ def _answer(
     body: dict[str, Any],
     prompt: EnginePrompt,
     max_tokens: int | None,
-    name: str,
     function: dict[str, Any] | None = None,
 ) -> GeneratedAnswer:
     limit = replica.settings.capacity_tokens
     if prompt.num_tokens + 1 > limit:
-        raise bad_value(f"This model's maximum context length is {limit} tokens.", "input_tokens", limit + 1)
+        raise bad_request(f"This model's maximum context length is {limit} tokens.", "input_tokens")
     answers = plan(
-        body, [prompt], [token_limit(max_tokens, name, prompt.num_tokens, limit)], max_tokens is not None, function
+        body, [prompt], [token_limit(max_tokens, prompt.num_tokens, limit)], max_tokens is not None, function
     )
     if len(answers) > 1:
         raise bad_request("a light replica gives one answer", "n")

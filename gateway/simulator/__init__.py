@@ -4,7 +4,7 @@ It computes nothing. It keeps a real block-hashed prefix cache, schedules prefil
 draws each answer's words from the digest of its prompt, so that equal prompts get equal answers on every replica. If
 a request constrains its answer (`response_format`, `structured_outputs`, a forced tool), the answer is a document
 that the schema accepts. Answers end at stop strings, log probabilities are made up, and a request that vLLM refuses
-is refused with vLLM's message. Where to look:
+is refused. Where to look:
 
     server         `build_app` and `run`
     call           one HTTP request                  replica          everything that one server owns

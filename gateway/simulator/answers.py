@@ -10,7 +10,7 @@ from typing import Any
 from blake3 import blake3
 
 from gateway.simulator import fields
-from gateway.simulator.errors import bad_request, bad_value
+from gateway.simulator.errors import bad_request
 from gateway.simulator.prompt import TOKEN_BYTES, WORDS, EnginePrompt, token_ids, token_of
 from gateway.simulator.structured import constraint, json_text
 
@@ -18,7 +18,6 @@ DEFAULT_TOKENS = 16
 """The length of an answer if the request does not limit it."""
 
 _MAX_CHOICES = 64
-_USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
 _FIRST_WORDS = [word + " " for word in WORDS]
 _LAST_WORDS = [word + "." for word in WORDS]
 
@@ -129,38 +128,21 @@ def forced_function(body: dict[str, Any]) -> dict[str, Any] | None:
     together."""
     tools, choice = body.get("tools"), body.get("tool_choice")
     if tools == []:
-        hint = "Either provide at least one tool or omit the field entirely."
-        raise bad_value(f"`tools` must not be an empty array. {hint}", "tools")
+        raise bad_request("tools must not be an empty array", "tools")
     if choice in (None, "none"):
         return None
     if tools is None:
-        raise bad_value("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        raise bad_request("tool_choice needs tools", "tool_choice")
     functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
     if choice in ("auto", "required"):
         return functions[0] if choice == "required" else None
-    name = _name_in(choice)
-    found = next((function for function in functions if function.get("name") == name), None)
+    named = fields.mapping(fields.as_mapping(choice, "tool_choice"), "function")
+    found = next((function for function in functions if function.get("name") == named.get("name")), None)
     if found is None:
-        message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
-        raise bad_value(message, "tool_choice")
+        raise bad_request("tool_choice names none of the tools", "tool_choice")
     if any((body.get("structured_outputs") or {}).get(kind) is not None for kind in ("json", "regex", "choice")):
-        raise bad_request("You can only either use constraints for structured outputs or tools, not both.")
+        raise bad_request("either structured outputs or a tool can be asked for, not both", "tool_choice")
     return found
-
-
-def _name_in(choice: object) -> str:
-    if not isinstance(choice, dict):
-        allowed = 'Only named tools, "none", "auto" or "required" are supported.'
-        raise bad_value(f"Invalid value for `tool_choice`: {choice}! {allowed}", "tool_choice")
-    function = choice.get("function")
-    if not isinstance(function, dict):
-        message = f"Invalid value for `function`: `{function}` in `tool_choice`! {_USAGE}"
-        raise bad_value(message, "tool_choice.function")
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        message = f"Invalid `name` in `function`: `{name}` in `tool_choice`! {_USAGE}"
-        raise bad_value(message, "tool_choice.function.name")
-    return name
 
 
 def _stopped(answer: GeneratedAnswer, body: dict[str, Any]) -> GeneratedAnswer:

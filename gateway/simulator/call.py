@@ -15,10 +15,10 @@ from aiohttp.typedefs import Handler
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.engine import Generation
-from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
+from gateway.simulator.errors import RequestRefused, bad_request
 from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang
 from gateway.simulator.prompt import EnginePrompt
-from gateway.simulator.protocol import Parse, unreadable
+from gateway.simulator.protocol import Parse
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.sequence import EventTag
 
@@ -211,16 +211,8 @@ def control(
 async def read_json(request: web.Request) -> dict[str, Any]:
     """The body, a JSON object; raises a 400."""
     if not request.headers.get("Content-Type", "").startswith("application/json"):
-        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-        raise RequestRefused(400, message, None, UNREADABLE)
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError as error:
-        raise unreadable("json_invalid", (error.pos,), "JSON decode error", {}) from error
-    if not isinstance(body, dict):
-        message = "Input should be a valid dictionary or object to extract fields from"
-        raise unreadable("model_attributes_type", (), message, body)
-    return body
+        raise bad_request("only application/json is allowed")
+    return fields.json_object(await request.read())
 
 
 async def _strike_first(request: web.Request, fault: Fault) -> None:

@@ -1,13 +1,23 @@
-"""Typed reads of a parsed JSON body. Each refuses a value of another type with a 400 that names the field."""
+"""Typed reads of a JSON body. Each refuses a value of another type with a 400 that names the field."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import orjson
+
 from gateway.simulator.errors import bad_request
 
 _Kind = TypeVar("_Kind")
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """A body, which is a JSON object."""
+    try:
+        return as_mapping(orjson.loads(data), "body")
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"JSON decode error: {error}") from error
 
 
 def text(body: Mapping[str, Any], name: str) -> str | None:

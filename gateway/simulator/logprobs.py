@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from gateway.simulator.errors import bad_value
+from gateway.simulator.errors import bad_request
 from gateway.simulator.prompt import WORDS, text_of, token_ids, token_of
-from gateway.simulator.protocol import MAX_LOGPROBS
 
 _Ranked = Sequence[tuple[bytes, float]]
 """The most likely tokens at a place, in descending order, each with its log probability."""
@@ -57,21 +56,15 @@ class Logprobs:
 def chat_logprobs(body: dict[str, Any]) -> Logprobs | None:
     """The wish of a chat body. Raises a 400."""
     top, wanted = body.get("top_logprobs") or 0, body.get("logprobs")
-    if top < -1:
-        raise bad_value("`top_logprobs` must be a positive value or -1.", "top_logprobs", top)
     if top and not wanted:
-        raise bad_value("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-    return _allowed(top, body) if wanted else None
+        raise bad_request("top_logprobs need logprobs", "top_logprobs")
+    return Logprobs(top, bool(body.get("return_tokens_as_token_ids"))) if wanted else None
 
 
 def completion_logprobs(body: dict[str, Any]) -> Logprobs | None:
-    """The wish of a completions body. Raises a 400."""
+    """The wish of a completions body."""
     top = body.get("logprobs")
-    if top is None:
-        return None
-    if top < -1:
-        raise bad_value("`logprobs` must be a positive value or -1.", "logprobs", top)
-    return _allowed(top, body)
+    return None if top is None else Logprobs(top, bool(body.get("return_tokens_as_token_ids")))
 
 
 def prompt_logprobs(tokens: Sequence[bytes], top: int) -> list[dict[str, Any] | None]:
@@ -83,14 +76,6 @@ def prompt_logprobs(tokens: Sequence[bytes], top: int) -> list[dict[str, Any] | 
         }
         for at, token in enumerate(tokens[1:], 1)
     ]
-
-
-def _allowed(top: int, body: dict[str, Any]) -> Logprobs:
-    requested = len(WORDS) if top == -1 else top  # -1: the whole vocabulary
-    if requested > MAX_LOGPROBS:
-        message = f"Requested sample logprobs of {requested}, which is greater than max allowed: {MAX_LOGPROBS}"
-        raise bad_value(message, "logprobs", requested)
-    return Logprobs(top, bool(body.get("return_tokens_as_token_ids")))
 
 
 def _ranked(token: bytes, place: int, count: int) -> _Ranked:

@@ -18,7 +18,7 @@ _AS_IN_CHAT = ("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwa
 
 
 async def messages(call: Call) -> web.StreamResponse:
-    chat = planned_chat(call, _chat_body(call.body), "max_completion_tokens", call.body["max_tokens"])
+    chat = planned_chat(call, _chat_body(call.body), call.body["max_tokens"])
     return await call.answer(call.generate([chat.prompt], chat.answers), _Message(call, chat))
 
 

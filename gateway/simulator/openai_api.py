@@ -16,10 +16,10 @@ from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer, forced_fu
 from gateway.simulator.call import Call, Dialect
 from gateway.simulator.chat_template import render_chat
 from gateway.simulator.engine import Generation
-from gateway.simulator.errors import bad_request, bad_value
+from gateway.simulator.errors import bad_request
 from gateway.simulator.logprobs import Logprobs, chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, token_of, tokens_of
-from gateway.simulator.protocol import check_sampling
+from gateway.simulator.protocol import check_together
 from gateway.simulator.replica import SimReplica
 
 
@@ -33,32 +33,32 @@ class PlannedChat:
     logprobs: Logprobs | None
 
 
-def planned_chat(call: Call, body: dict[str, Any], name: str, max_tokens: int | None) -> PlannedChat:
-    """Read `body`, the chat request that a call stands for. The call's field `name` is `max_tokens`. Raises a 400."""
+def planned_chat(call: Call, body: dict[str, Any], max_tokens: int | None) -> PlannedChat:
+    """Read `body`, the chat request that a call stands for. Raises a 400."""
     model, lora = call.replica.resolve_model(call.body.get("model"))
-    check_sampling(body)
+    check_together(body)
     function = forced_function(body)
     logprobs = chat_logprobs(body)
     prompt = chat_prompt(call.replica, body, lora)
-    limit = call.replica.token_limit(prompt, max_tokens, name)
+    limit = call.replica.token_limit(prompt, max_tokens)
     answers = plan(body, [prompt], [limit], max_tokens is not None, function)
     return PlannedChat(model, prompt, answers, logprobs)
 
 
 async def chat_completions(call: Call) -> web.StreamResponse:
-    name = "max_tokens" if call.body.get("max_completion_tokens") is None else "max_completion_tokens"
-    chat = planned_chat(call, call.body, name, call.body.get(name))
+    max_tokens = call.body.get("max_completion_tokens")
+    chat = planned_chat(call, call.body, call.body.get("max_tokens") if max_tokens is None else max_tokens)
     return await call.answer(call.generate([chat.prompt], chat.answers), _ChatAnswers(call, chat))
 
 
 async def completions(call: Call) -> web.StreamResponse:
     body = call.body
     model, lora = call.replica.resolve_model(body.get("model"))
-    check_sampling(body)
+    check_together(body)
     prompts = [text_prompt(each, lora, body.get("cache_salt")) for each in _prompt_list(body.get("prompt"))]
     # Unlike chat, completions have a default in vLLM: 16 tokens. Where no text is wanted, one is generated and counted.
     max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if _wants_text(body) else 1
-    limits = [call.replica.token_limit(each, max_tokens, "max_tokens") for each in prompts]
+    limits = [call.replica.token_limit(each, max_tokens) for each in prompts]
     answers = plan(body, prompts, limits, max_tokens is not None)
     if not _wants_text(body):
         answers = [replace(answer, shown=[""]) for answer in answers]
@@ -293,7 +293,7 @@ def _wants_text(body: dict[str, Any]) -> bool:
 def _prompt_list(prompt: Any) -> list[Any]:
     """A completion's prompts: text, token ids, or a list of either."""
     if prompt is None or prompt == "":
-        raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise bad_request("prompt: Field required", "prompt")
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return [prompt]
     if not prompt:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.simulator.engine import Generation, SimEngine
-from gateway.simulator.errors import RequestRefused, bad_request, bad_value
+from gateway.simulator.errors import RequestRefused, bad_request
 from gateway.simulator.events import EventPublisher
 from gateway.simulator.faults import Faults
 from gateway.simulator.images import ImageReader
@@ -148,9 +148,9 @@ class SimReplica:
             return name, name
         raise RequestRefused(404, f"The model `{name}` does not exist.", "model")
 
-    def token_limit(self, prompt: EnginePrompt, max_tokens: int | None, name: str) -> int:
+    def token_limit(self, prompt: EnginePrompt, max_tokens: int | None) -> int:
         """As protocol.token_limit, for this model. Raises a 400, too, if the prompt leaves no room."""
-        limit = token_limit(max_tokens, name, prompt.num_tokens, self.settings.max_model_len)
+        limit = token_limit(max_tokens, prompt.num_tokens, self.settings.max_model_len)
         self.check_length(prompt, room=1)
         return limit
 
@@ -191,13 +191,9 @@ class SimReplica:
         if prompt.num_tokens == 0:
             raise bad_request("The decoder prompt cannot be empty")
         limit = self.settings.max_model_len
-        if prompt.num_tokens + room > limit:
-            message = (
-                f"This model's maximum context length is {limit} tokens. However, your prompt contains at least "
-                f"{limit + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce "
-                "the length of the input prompt."
-            )
-            raise bad_value(message, "input_tokens", limit + 1)
+        if prompt.num_tokens + room > limit:  # libraries of clients know the first words
+            message = f"This model's maximum context length is {limit} tokens. Your prompt has {prompt.num_tokens}."
+            raise bad_request(message, "input_tokens")
 
     def engine_for(self, headers: Mapping[str, str]) -> SimEngine:
         """The engine in the header, else the least loaded one. As in vLLM, the header counts this server's engines, and

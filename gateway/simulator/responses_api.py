@@ -30,7 +30,7 @@ _LOGPROBS = "message.output_text.logprobs"
 async def create_response(call: Call) -> web.StreamResponse:
     body = call.body
     conversation = [*_previous_messages(call), *_input_messages(body)]
-    chat = planned_chat(call, _chat_body(body, conversation), "max_output_tokens", body.get("max_output_tokens"))
+    chat = planned_chat(call, _chat_body(body, conversation), body.get("max_output_tokens"))
     background = bool(body.get("background"))
     answering = _Response(call, chat, "queued" if background else "in_progress")
     generation = call.generate([chat.prompt], chat.answers)

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from gateway.simulator.errors import bad_request, bad_value
+from gateway.simulator.errors import bad_request
 from gateway.simulator.prompt import WORDS
 
 Constraint = Callable[[bytes], str]
@@ -25,8 +25,6 @@ Constraint = Callable[[bytes], str]
 
 _ANY_OBJECT = {"properties": {"answer": {"type": "string"}}}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_HOW_MANY = "You must use one kind of structured outputs constraint"
-_HOW_MANY_AT_MOST = "You can only use one kind of structured outputs constraint"
 _SHALLOW = 4
 """Values that may be absent are present down to this depth, so that recursive schemas end."""
 _REFUSED = frozenset({"allOf", "not", "if", "multipleOf", "uniqueItems", "contains", "minProperties"})
@@ -55,40 +53,29 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
 
 def constraint(body: dict[str, Any]) -> Constraint | None:
     """The constraint of a chat or completions body, or None. Raises a 400."""
-    response_format, outputs = body.get("response_format"), body.get("structured_outputs")
-    kind = "text" if response_format is None else response_format["type"]
-    if kind == "text" and outputs is None:
+    response_format, outputs = body.get("response_format") or {"type": "text"}, body.get("structured_outputs")
+    if response_format["type"] == "text" and outputs is None:
         return None
-    wanted = {} if outputs is None else {kind: outputs[kind] for kind in _KINDS if outputs.get(kind) is not None}
-    if len(wanted.keys() & {"json", "regex", "choice"}) > 1:
-        message = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
-        raise bad_request(message)
-    match kind:
-        case "json_object" | "structural_tag":
+    wanted = {kind: outputs[kind] for kind in _KINDS if outputs.get(kind) is not None} if outputs else {}
+    match response_format["type"]:
+        case "json_object" | "structural_tag" as kind:
             wanted[kind] = True
         case "json_schema":
-            wanted |= _schema_of(response_format or {})
-    if not wanted:
-        raise bad_request(f"{_HOW_MANY} but none are specified: {outputs or response_format}")
-    if len(wanted) > 1:
-        raise bad_request(f"{_HOW_MANY_AT_MOST} but multiple are specified: {wanted}")
+            schema = (response_format.get("json_schema") or {}).get("schema")
+            wanted |= {} if schema is None else {"json": schema}
+    if len(wanted) != 1:
+        raise bad_request(f"an answer has one constraint, not {len(wanted)}: {', '.join(wanted)}")
     ((kind, given),) = wanted.items()
     return _constraint(kind, given)
-
-
-def _schema_of(response_format: dict[str, Any]) -> dict[str, Any]:
-    told = response_format.get("json_schema")
-    if told is None:
-        message = "When response_format type is 'json_schema', the 'json_schema' field must be provided."
-        raise bad_value(message, "response_format")
-    schema = told.get("schema")
-    return {} if schema is None else {"json": schema}
 
 
 def _constraint(kind: str, given: Any) -> Constraint:
     match kind:
         case "json":
-            schema = _parsed(given) if isinstance(given, str) else given
+            try:
+                schema = orjson.loads(given) if isinstance(given, str) else given
+            except orjson.JSONDecodeError as error:
+                raise bad_request(f"structured_outputs.json: {error}") from error
             return lambda seed: json_text(schema, seed)
         case "choice":
             if not given:
@@ -98,17 +85,9 @@ def _constraint(kind: str, given: Any) -> Constraint:
             return lambda _: _text_for(given)
         case "json_object":
             if given is not True:
-                message = "structured_outputs.json_object must be True if set; omit structured_outputs to disable"
-                raise bad_request(f"{message} structured outputs")
+                raise bad_request("structured_outputs.json_object must be true")
             return lambda seed: json_text(_ANY_OBJECT, seed)
     raise bad_request(f"The simulated replica knows no {kind}; it has json, json_object, regex and choice.")
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise bad_request("Invalid JSON grammar specification.") from error
 
 
 def json_text(schema: object, seed: bytes) -> str:
