@@ -1,8 +1,8 @@
 """Constrained answers: `response_format`, vLLM's `structured_outputs`, and documents that a JSON schema accepts.
 
 Of a schema are read $ref, the first of anyOf and oneOf, const, enum, type, properties, required, items, prefixItems,
-minItems, maxItems, the bounds of numbers, minLength, maxLength, format and pattern. For a pattern a few texts are
-tried, its own words among them. Some other keywords are refused, the rest is ignored.
+minItems, maxItems, the bounds of numbers, minLength, maxLength and format. Some other keywords are refused, the rest is
+ignored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import operator
-import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -27,7 +26,7 @@ _ANY_OBJECT = {"properties": {"answer": {"type": "string"}}}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SHALLOW = 4
 """Values that may be absent are present down to this depth, so that recursive schemas end."""
-_REFUSED = frozenset({"allOf", "not", "if", "multipleOf", "uniqueItems", "contains", "minProperties"})
+_REFUSED = frozenset({"allOf", "not", "if", "multipleOf", "uniqueItems", "contains", "minProperties", "pattern"})
 _MOST_VALUES = 20_000
 _MOST_CHARS = 100_000
 _FORMATS = {
@@ -42,7 +41,6 @@ _FORMATS = {
     "ipv6": "2001:db8::1",
     "uuid": "7d444840-9dc0-41d1-b245-5ffdce74fad2",
 }
-_TEXTS = (*(char * length for length in range(1, 21) for char in "0aA"), *_FORMATS.values(), "")
 _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "minimum": operator.ge,
     "exclusiveMinimum": operator.gt,
@@ -81,13 +79,11 @@ def _constraint(kind: str, given: Any) -> Constraint:
             if not given:
                 raise bad_request(f"Choice '{given}' cannot be an empty list")
             return lambda seed: str(Random(seed).choice(given))
-        case "regex":
-            return lambda _: _text_for(given)
         case "json_object":
             if given is not True:
                 raise bad_request("structured_outputs.json_object must be true")
             return lambda seed: json_text(_ANY_OBJECT, seed)
-    raise bad_request(f"The simulated replica knows no {kind}; it has json, json_object, regex and choice.")
+    raise bad_request(f"The simulated replica knows no {kind}; it has json, json_object and choice.")
 
 
 def json_text(schema: object, seed: bytes) -> str:
@@ -98,19 +94,6 @@ def json_text(schema: object, seed: bytes) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise bad_request(f"Grammar error: {error}") from error
-
-
-def _text_for(pattern: str, least: int = 0, most: int = _MOST_CHARS) -> str:
-    """A text of `least` to `most` characters in which `pattern` is found. Raises a 400."""
-    try:
-        expression = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise bad_request(f"Grammar error: regex parse error: {pattern!r}: {error}") from error
-    words: list[str] = re.findall(r"\w+", pattern)
-    for text in (*words, *_TEXTS):
-        if least <= len(text) <= most and expression.search(text):
-            return text
-    raise bad_request(f"Grammar error: no text of {least} to {most} characters is found for {pattern!r}")
 
 
 class _Writer:
@@ -197,8 +180,6 @@ class _Writer:
 
     def _text(self, schema: dict[str, Any]) -> str:
         least, most = schema.get("minLength", 0), schema.get("maxLength", _MOST_CHARS)
-        if "pattern" in schema:
-            return _text_for(schema["pattern"], least, most)
         text = _FORMATS.get(schema.get("format", "")) or self._random.choice(WORDS)
         while len(text) < min(least, _MOST_CHARS):
             text += " " + self._random.choice(WORDS)
