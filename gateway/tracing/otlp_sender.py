@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from coordinator.redis.outage import Outage
 from gateway import __version__
 from gateway.metrics.fast_counters import FastCounter
 from gateway.tasks import Tasks
@@ -23,8 +24,6 @@ from gateway.tracing.otel_variables import BadVariable, OtelVariables
 _CLOSES_WITHIN_S = 5.0
 _AGAIN_S = 5.0
 """The shortest time from a batch that was not taken to the next one."""
-_TELLS_AGAIN_S = 60.0
-_MOST_REASONS = 20
 _COMES_AGAIN = frozenset({429, 502, 503, 504})
 """With these, a backend says that it takes the same batch later."""
 _WRITTEN_AT_ONCE = 8
@@ -72,7 +71,9 @@ class OtlpSender(Generic[Trace]):
         self._is_failing = False
         self._tasks = Tasks()
         self._sent, self._lost = sent, lost
-        self._losses = Losses()
+        self._outage = Outage()
+        self._lost_traces = 0
+        """Lost since a batch was taken."""
 
     def __repr__(self) -> str:
         return f"<OtlpSender {len(self._waiting)} wait>"
@@ -85,7 +86,7 @@ class OtlpSender(Generic[Trace]):
         """Send this later."""
         if len(self._waiting) >= self._variables.most_waiting or self._has_closed.is_set():
             self._lose(1)
-            self._losses.tell("no room in the queue", len(self._waiting))
+            self._tell("no room in the queue")
             return
         self._waiting.append(trace)
         if len(self._waiting) >= self._variables.batch:
@@ -147,11 +148,13 @@ class OtlpSender(Generic[Trace]):
                     traces = 0
                 else:
                     self._lose(len(messages))
-                self._losses.tell(error.reason, len(self._waiting))
+                self._tell(error.reason)
             else:
                 self._is_failing = False
                 self._sent.inc(by=len(messages))
-                self._losses.end()
+                if self._outage.ended(time.monotonic()) is not None:
+                    _log.info("traces are sent again", lost=self._lost_traces)
+                self._lost_traces = 0
             self._sending = 0
         if len(self._waiting) < self._variables.batch and not self._closing.is_set():
             self._has_batch.clear()
@@ -192,31 +195,9 @@ class OtlpSender(Generic[Trace]):
 
     def _lose(self, traces: int) -> None:
         self._lost.inc(by=traces)
-        self._losses.traces += traces
+        self._lost_traces += traces
 
-
-class Losses:
-    """What the log says of a backend that takes nothing: each reason once a minute, and that it takes traces again."""
-
-    def __init__(self) -> None:
-        self.traces = 0
-        """Lost since a batch was taken."""
-        self._told_s: dict[str, float] = {}
-        """When each reason was told last."""
-        self._is_told = False
-
-    def tell(self, reason: str, waiting: int) -> None:
+    def _tell(self, reason: str) -> None:
         """Traces are not sent, or lost."""
-        now_s = time.monotonic()
-        if now_s - self._told_s.get(reason, -_TELLS_AGAIN_S) < _TELLS_AGAIN_S:
-            return
-        if len(self._told_s) >= _MOST_REASONS:
-            self._told_s.clear()
-        self._told_s[reason], self._is_told = now_s, True
-        _log.warning("traces are not sent", reason=reason, waiting=waiting, lost=self.traces)
-
-    def end(self) -> None:
-        """A batch was taken."""
-        if self._is_told:
-            _log.info("traces are sent again", lost=self.traces)
-        self.traces, self._is_told = 0, False
+        if self._outage.failed(time.monotonic()) is not None:
+            _log.warning("traces are not sent", reason=reason, waiting=len(self._waiting), lost=self._lost_traces)
