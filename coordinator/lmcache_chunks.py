@@ -84,9 +84,6 @@ class ChunkNames:
         self.chunk_tokens = chunk_tokens
         self._heads = tuple(f"{prefix}@{model}@{rank}@{group}@".removeprefix("@") for rank in kv_ranks)
 
-    def __repr__(self) -> str:
-        return f"<ChunkNames {self._heads[0]}… {self.chunk_tokens} tokens, {len(self._heads)} ranks>"
-
     def advance(self, state: ChunkState, tokens: Sequence[int]) -> tuple[ChunkState, list[bytes]]:
         """The state after `tokens`, which continue `state`, and the hashes of the chunks that they complete.
 

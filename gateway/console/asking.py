@@ -18,9 +18,6 @@ class Asking:
     def __init__(self, sessions: Sessions, proxy: Proxy) -> None:
         self._sessions, self._proxy = sessions, proxy
 
-    def __repr__(self) -> str:
-        return f"<Asking for {self._sessions}>"
-
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
         exchange.path = _API_PATH

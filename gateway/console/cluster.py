@@ -46,9 +46,6 @@ class ClusterView:
         self._histories: dict[str, list[Point]] = {}
         self._shared = SharedLook(self._look)
 
-    def __repr__(self) -> str:
-        return f"<ClusterView of {len(self._seen['replicas'])} replicas>"
-
     async def look(self) -> bytes:
         """What there is, as JSON; the same object until it looks again. If the store is away, what this gateway knows,
         and what was seen last."""

@@ -44,9 +44,6 @@ class Findings:
         """These are the gateway's settings from now on."""
         self._settings = settings
 
-    def __repr__(self) -> str:
-        return f"<Findings, {len(self._told)} bytes>"
-
     def latest(self) -> bytes:
         """What was found last, as JSON; the same object until the next look. Empty before the first look has ended, and
         during the first one after a time without pages: what was true then may not be so now."""

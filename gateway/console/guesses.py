@@ -23,9 +23,6 @@ class Guesses:
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Address → how many of its failures count, and when that was so (monotonic time)."""
 
-    def __repr__(self) -> str:
-        return f"<Guesses of {len(self._failed)} addresses>"
-
     def check(self, address: str, now_s: float) -> None:
         """Raises a 429 if too many logins from there have failed. Then its key is not looked at."""
         failed = self._counted(address, now_s)

@@ -41,9 +41,6 @@ class History:
     def __init__(self, store: Store, first_tokens: FirstTokens, prefill_tokens_per_s: float) -> None:
         self._store, self._first_tokens, self._prefill_tokens_per_s = store, first_tokens, prefill_tokens_per_s
 
-    def __repr__(self) -> str:
-        return f"<History of {len(self._store.pool_names())} pools>"
-
     async def run(self) -> None:
         """Write until cancelled."""
         while True:

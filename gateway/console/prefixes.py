@@ -49,9 +49,6 @@ class Prefixes:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._looked_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Prefixes of {len(self._store.pool_names())} pools>"
-
     async def look(self) -> bytes:
         """The prefixes, those with the most hits first, as JSON. Raises StoreError."""
         return await self._shared.get(_EVERY_S)

@@ -38,9 +38,6 @@ class Sessions:
         self._asked_s = float("-inf")
         self._asking = asyncio.Lock()
 
-    def __repr__(self) -> str:
-        return f"<Sessions, {'open' if self._keyring.is_open else 'for admin keys'}>"
-
     async def begin(self, key: str) -> str:
         """The cookie's value for somebody who shows this API key. Raises ApiError if it is no admin key."""
         caller = self._keyring.identify({"x-api-key": key})

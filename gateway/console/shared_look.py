@@ -19,9 +19,6 @@ class SharedLook:
         self._seen_s = float("-inf")
         self._looking = asyncio.Lock()
 
-    def __repr__(self) -> str:
-        return f"<SharedLook, {len(self._seen)} bytes>"
-
     async def get(self, good_s: float) -> bytes:
         """What was seen, as JSON, if it is not older than `good_s`; else it looks again. It is the same object until
         then. Raises what the look raises."""

@@ -25,9 +25,6 @@ class Cors:
         """`origins` have the form in which browsers send them, like https://app.example.com; or `*` for any."""
         self._origins = frozenset(origins)
 
-    def __repr__(self) -> str:
-        return f"<Cors for {', '.join(sorted(self._origins)) or 'nobody'}>"
-
     def answers(self, exchange: Exchange) -> bool:
         """Answer a preflight, and return True. Otherwise give the exchange the headers that its answer needs."""
         if not self._origins or exchange.path.startswith(_NOT_FOR_PAGES):

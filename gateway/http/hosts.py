@@ -27,9 +27,6 @@ class Hosts:
         self._names = frozenset(name.lower() for name in names)
         self._is_ours = lru_cache(maxsize=256)(self._judge)
 
-    def __repr__(self) -> str:
-        return f"<Hosts {', '.join(sorted(self._names)) or 'of private networks'}>"
-
     def refuses(self, exchange: Exchange) -> bool:
         """Whether a request calls another host; then it is answered. One without a Host is no browser's."""
         host = exchange.headers.get("host")

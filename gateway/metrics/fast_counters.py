@@ -66,11 +66,6 @@ class FastHistogram(Collector):
         counts[bisect_left(self._bounds, value)] += 1
         self._sums[labels] += value
 
-    def keep(self, firsts: Collection[str]) -> None:
-        """Forget the values whose first label has another value than these."""
-        for values in [one for one in self._counts if one[0] not in firsts]:
-            del self._counts[values], self._sums[values]
-
     def _row(self, labels: tuple[str, ...]) -> list[int]:
         self._sums[labels] = 0.0
         counts = self._counts[labels] = [0] * (len(self._bounds) + 1)

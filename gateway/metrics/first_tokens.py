@@ -9,9 +9,6 @@ class FirstTokens:
     def __init__(self) -> None:
         self._sums: dict[str, tuple[int, float]] = {}
 
-    def __repr__(self) -> str:
-        return f"<FirstTokens {self._sums}>"
-
     def note(self, pool: str, seconds: float) -> None:
         """A streamed answer of this pool has begun, so long after its request came."""
         count, sum_s = self._sums.get(pool, (0, 0.0))

@@ -12,9 +12,6 @@ class LabelValues:
     def __init__(self) -> None:
         self._known: set[str] = set()
 
-    def __repr__(self) -> str:
-        return f"<LabelValues: {len(self._known)}>"
-
     def of(self, name: str) -> str:
         """The value for a name."""
         if name in self._known:

@@ -42,9 +42,6 @@ class BlockCache:
         self._twins: dict[int, list[Block]] = {}
         """Further blocks with a hash that `_cached` already has, oldest first."""
 
-    def __repr__(self) -> str:
-        return f"<BlockCache {self.num_held} held, {self.num_cached} cached of {self.num_blocks}>"
-
     @property
     def num_held(self) -> int:
         return self.num_blocks - len(self._free)

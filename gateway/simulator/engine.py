@@ -92,9 +92,6 @@ class SimEngine:
         self._work = asyncio.Event()
         self._is_paused = False
 
-    def __repr__(self) -> str:
-        return f"<Engine {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
-
     def add(self, sequence: TokenSequence) -> None:
         """Queue a sequence. The caller has checked that its prompt and answer fit into the cache."""
         sequence.state = SequenceState.WAITING

@@ -75,9 +75,6 @@ class OtlpSender(Generic[Trace]):
         self._lost_traces = 0
         """Lost since a batch was taken."""
 
-    def __repr__(self) -> str:
-        return f"<OtlpSender {len(self._waiting)} wait>"
-
     def start(self) -> None:
         """Begin to send."""
         self._tasks.keep(self._run, "traces")

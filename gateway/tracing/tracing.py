@@ -45,9 +45,6 @@ class Tracing:
         # One name for all that are left out: nobody stores them.
         self._not_sampled = NotSampled(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
 
-    def __repr__(self) -> str:
-        return f"<Tracing {'off' if self.sender is None else f'of {self._ratio:%}'}>"
-
     def begin(self, headers: Mapping[str, str]) -> Untraced:
         """The trace of a request with these headers. Whoever sends a traceparent has decided whether it is sampled."""
         if self.sender is None:
