@@ -85,8 +85,6 @@ class SimEngine:
         self._loaded_tokens = 0
         """Tokens that the current step loads from outside the GPU."""
         self._load_s_per_token = lmcache.load_s_per_token if lmcache else _LOAD_COST / settings.prefill_tokens_per_s
-        self._storing_s = 0.0
-        """The time that storing chunks took in the last step."""
         self._settings = settings
         self._on_first_token = on_first_token
         self._work = asyncio.Event()
@@ -212,15 +210,14 @@ class SimEngine:
                 continue  # aborted while the step ran
             sequence.computed += computed
             if self._lmcache is not None:
-                self._storing_s += self._lmcache.store(sequence, sequence.computed)
+                self._lmcache.store(sequence, sequence.computed)
             if sequence.is_prefilled:
                 self._sample(sequence)
 
     def _step_s(self, prefill_tokens: int) -> float:
-        storing_s, self._storing_s = self._storing_s, 0.0
         computing_s = prefill_tokens / self._settings.prefill_tokens_per_s
         loading_s = self._loaded_tokens * self._load_s_per_token
-        return storing_s + max(self._settings.decode_s_per_token, computing_s + loading_s)
+        return max(self._settings.decode_s_per_token, computing_s + loading_s)
 
     def _prefill_s(self, sequence: TokenSequence, now_s: float) -> float:
         """The time of a prefill, as metrics tell it. A machine cannot keep the time of a simulation that is faster than

@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_GIB = 2**30
-_POSITIVE = (
-    "chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s", "store_bytes_per_s",
-    "redis_read_bytes_per_s", "redis_write_bytes_per_s",
-)  # fmt: skip
+_POSITIVE = ("chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s", "redis_read_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
 class SimLmcacheSettings:
     """LMCache's server (0.5.6) beside a replica. Its rates were published by others:
 
-    - between GPU and CPU memory, 12.7 and 22.1 GiB/s: LMCache's log in KVGate's offload experiment (its report, 3)
+    - from CPU memory to the GPU, 22.1 GiB/s: LMCache's log in KVGate's offload experiment (its report, 3)
     - from Redis, 0.278 GB/s: redis-py, which LMCache's redis:// uses ("Throughput-optimizing Redis for L2 KV Cache
       Reuse", redis.io); LMCache's documentation has 1.5 for its native client and Redis 6.0
-    - to Redis, 1.53 GB/s: memtier_benchmark with values of 4 MB (README of LMCache/lmcache_redis)
+
+    Storing takes no time.
     """
 
     cpu_gb: float = 0.0
@@ -34,12 +31,8 @@ class SimLmcacheSettings:
     kv_bytes_per_token: int = 57_344
     """2 x 28 layers x 4 KV heads x 128 x 2 bytes: Qwen2-7B, which LLaVA-OneVision-7B builds on."""
 
-    load_bytes_per_s: float = 22.1 * _GIB
-    store_bytes_per_s: float = 12.7 * _GIB
+    load_bytes_per_s: float = 22.1 * 2**30
     redis_read_bytes_per_s: float = 0.278e9
-    redis_write_bytes_per_s: float = 1.53e9
-    redis_chunk_s: float = 0.0002
-    """The additional time of each fetched chunk: a round trip on one host, measured, as nobody has published it."""
 
     def __post_init__(self) -> None:
         if not (self.cpu_gb > 0 or self.redis_url):

@@ -3,11 +3,11 @@
 Before a prompt is scheduled, the server looks for its full chunks, up to the first one that is missing, and fetches
 those that only Redis has. The engine meanwhile goes on with other prompts. The server does not know what the GPU holds,
 so it fetches all of them. The engine then copies the chunks that the GPU lacks. A prompt's full chunks that were not
-found are stored after they are computed; generated tokens are not stored. Copies between GPU and CPU memory lengthen
-the engine's steps. Transfers to and from Redis only delay each other.
+found are stored after they are computed; generated tokens are not stored. Copies to the GPU lengthen the engine's
+steps.
 
 In Redis, a chunk has the name that LMCache gives it (coordinator/lmcache_chunks.py), as if a real replica had stored
-it; its value is a placeholder. Transfer times are simulated by a rate. If Redis fails, answers do not: no chunk is
+it; its value is a placeholder. The time to fetch it is simulated by a rate. If Redis fails, answers do not: no chunk is
 found or kept until Redis is back. KV events do not mention chunks.
 """
 
@@ -36,8 +36,7 @@ _BOUNDS_GB_PER_S = (0.0, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 750.0
 
 
 class SimLmcache:
-    """One server for the engines of one replica. Transfers between it and Redis take place one after another in each
-    direction."""
+    """One server for the engines of one replica."""
 
     def __init__(self, settings: SimLmcacheSettings, model: str, speed: float) -> None:
         """`model` is the name that the replica was started with."""
@@ -51,7 +50,7 @@ class SimLmcache:
         self.metrics = CollectorRegistry()
         self._loaded = _speeds(self.metrics, "l0_l1_load", device="cuda:0", engine_id="0", model_name=model)
         self._fetched = _speeds(self.metrics, "l2_load", l2_name="valkey")
-        self._reading, self._writing, self._connecting = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._connecting = asyncio.Lock()
         self._wire: Wire | None = None
         self._speed = speed
         self._tasks = Tasks()
@@ -81,21 +80,19 @@ class SimLmcache:
         if self._speed > 0:
             self._loaded(tokens * self._settings.kv_bytes_per_token, tokens * self.load_s_per_token / self._speed)
 
-    def store(self, sequence: TokenSequence, computed_tokens: int) -> float:
-        """Store the prompt's chunks that are full after `computed_tokens`. Returns the seconds that the engine needs to
-        copy them."""
+    def store(self, sequence: TokenSequence, computed_tokens: int) -> None:
+        """Store the prompt's chunks that are full after `computed_tokens`."""
         lookup = sequence.lookup
         assert lookup is not None
         full = min(computed_tokens // self._settings.chunk_tokens, len(lookup.names))
         new = lookup.names[lookup.offered : full]
         if not new:
-            return 0.0
+            return
         lookup.offered = full
         self._keep_in_cpu(new)
         if self._settings.redis_url:
             self._tasks.spawn(self._send(new), "chunks are stored")
             self.stats["sent_bytes"] += len(new) * self._settings.chunk_kv_bytes
-        return len(new) * self._settings.chunk_kv_bytes / self._settings.store_bytes_per_s
 
     def clear_cpu(self) -> None:
         """Forget all chunks in CPU memory, like POST /cache/clear."""
@@ -107,8 +104,8 @@ class SimLmcache:
         names, settings, clock = lookup.names[in_cpu:], self._settings, asyncio.get_running_loop().time
         fetched, began_s = 0, clock()
         if there := _leading(await self._ask([("EXISTS", name) for name in names])):
-            chunk_s = settings.redis_chunk_s + settings.chunk_kv_bytes / settings.redis_read_bytes_per_s
-            await self._transfer(self._reading, there * chunk_s)
+            if self._speed > 0:
+                await asyncio.sleep(there * settings.chunk_kv_bytes / settings.redis_read_bytes_per_s / self._speed)
             fetched = _leading(await self._ask([("GET", name) for name in names[:there]]))
             self._fetched(there * settings.chunk_kv_bytes, clock() - began_s)
         self.stats["fetched_bytes"] += fetched * settings.chunk_kv_bytes
@@ -117,16 +114,8 @@ class SimLmcache:
         wake()
 
     async def _send(self, names: Sequence[str]) -> None:
-        settings = self._settings
-        await self._transfer(self._writing, len(names) * settings.chunk_kv_bytes / settings.redis_write_bytes_per_s)
-        value = bytes(settings.value_bytes)
-        await self._ask([("SET", name, value, "EX", settings.ttl_s) for name in names])
-
-    async def _transfer(self, direction: asyncio.Lock, seconds: float) -> None:
-        """Wait for as long as a transfer takes that is requested now, in simulated seconds."""
-        if self._speed > 0:
-            async with direction:
-                await asyncio.sleep(seconds / self._speed)
+        value = bytes(self._settings.value_bytes)
+        await self._ask([("SET", name, value, "EX", self._settings.ttl_s) for name in names])
 
     async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Redis' replies; empty if it did not answer in time."""

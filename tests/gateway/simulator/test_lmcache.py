@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,48 +147,3 @@ def submit(engine: SimEngine, name: str, tokens: int) -> Generation:
     generation = Generation(engine, [prompt], [text_answer(prompt.seed, 1)])
     generation.start()
     return generation
-
-
-def test_copies_to_and_from_cpu_memory_take_the_time_of_their_rates() -> None:
-    rates = {"kv_bytes_per_token": 1000, "load_bytes_per_s": 8000.0, "store_bytes_per_s": 4000.0}
-    told = SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK, **rates)  # a chunk is loaded in 1 s and stored in 2
-    settings = SimSettings(block_size=4, num_gpu_blocks=64, prefill_tokens_per_s=8, decode_s_per_token=0, lmcache=told)
-
-    async def first_tokens_s() -> list[float]:
-        waits: list[float] = []
-        engine = SimEngine(settings, waits.append, lmcache=SimLmcache(told, "m", 1))
-        running = asyncio.ensure_future(engine.run())
-        for prompt in ("a", "b", "a"):
-            engine.clear_cache()
-            generation = submit(engine, prompt, 2 * CHUNK + 1)
-            while not generation.finished:
-                await generation.progress()
-        running.cancel()
-        return waits
-
-    cold_s, behind_a_store_s, loaded_s = in_virtual_time(first_tokens_s())
-    assert cold_s == pytest.approx(17 / 8)
-    assert behind_a_store_s == pytest.approx(17 / 8 + 2 * 2)
-    assert loaded_s == pytest.approx(1 / 8 + 2 * 1 + 2 * 2)
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """When no callback is ready, the time jumps to the next timer."""
-
-    _now_s = 0.0
-
-    def time(self) -> float:
-        return self._now_s
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self._now_s = max(self._now_s, self._scheduled[0].when())
-        super()._run_once()
-
-
-def in_virtual_time(coroutine: Any) -> Any:
-    loop = VirtualTimeLoop()
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        loop.close()
