@@ -338,3 +338,14 @@ def test_ctrl_c_during_the_imports_ends_it_without_a_traceback(module: str, word
     folder = ROOT / "configs"
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_hang_up_during_the_imports_does_not_end_a_gateway() -> None:
+    command = [sys.executable, "-P", "-c", INTERRUPTED.replace("os.kill(os.getpid(), signal.SIGINT)", HANG_UP), "typer"]
+    ended = subprocess.run(
+        [*command, "gateway", "--config", "none.yaml"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, "none.yaml: 1 problem" in ended.stderr) == (1, True), ended
+
+
+HANG_UP = "os.kill(os.getpid(), signal.SIGHUP)"
