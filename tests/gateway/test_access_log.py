@@ -66,3 +66,28 @@ def test_a_file_that_cannot_be_opened_is_named_with_its_setting(tmp_path: Path) 
     check_target(str(tmp_path / "new.log"))
     with pytest.raises(CannotWrite, match=r"log\.access_log: cannot append to .*No such file"):
         check_target(str(tmp_path / "gone" / "x.log"))
+
+
+def test_a_file_that_was_renamed_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "_LOOK_S", 0)
+    file, metrics = tmp_path / "access.log", Metrics()
+    log = AccessLog(str(file), metrics.access_log_dropped)
+    log({"n": 1})
+    wait_until(lambda: file.exists() and b"1" in file.read_bytes())
+    file.rename(tmp_path / "access.log.1")
+    log({"n": 2})
+    log.close()
+    assert [path.read_bytes() for path in (tmp_path / "access.log.1", file)] == [b'{"n":1}\n', b'{"n":2}\n']
+
+
+def test_what_waits_at_the_end_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the queue is so full that the end itself finds no place in it."""
+    monkeypatch.setattr(access_log, "_MOST_WAITING", 2)
+    pipe, metrics = tmp_path / "pipe", Metrics()
+    os.mkfifo(pipe)
+    log = AccessLog(str(pipe), metrics.access_log_dropped)  # it waits for a reader
+    while not dropped(metrics):
+        log({"n": 1})
+    log.end()
+    with pipe.open("rb") as reader:
+        assert len(reader.read().splitlines()) >= 2
