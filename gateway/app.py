@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watcher import Watcher
-from gateway.access_log import AccessLog
+from gateway.access_log import AccessLog, CannotWrite, check_target
 from gateway.console.asking import ASK_PATH, Asking
 from gateway.console.cluster import ClusterView
 from gateway.console.findings import Findings
@@ -28,6 +28,7 @@ from gateway.http.asgi import run_asgi
 from gateway.http.cors import Cors
 from gateway.http.exchange import Exchange
 from gateway.http.hosts import Hosts
+from gateway.logs import set_level
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.metrics.loop_lag import measure_loop_lag
 from gateway.metrics.store_metrics import StoreMetrics
@@ -56,6 +57,7 @@ from gateway.routing.holds import Holds
 from gateway.routing.questions import knobs_of
 from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
+from gateway.settings.config_file import SettingsError
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
 from gateway.tls import Certificate, Certificates, contexts_of
@@ -69,6 +71,7 @@ _log = structlog.get_logger("kvgate")
 class Gateway:
     """The parts of one gateway process, alive between `start` and `stop`."""
 
+    access_log: AccessLog | None = None
     findings: Findings | None = None
     history: History | None = None
     asking: Asking | None = None
@@ -84,7 +87,7 @@ class Gateway:
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
         self.metrics, self.tasks = Metrics(), Tasks()
-        self.reload = Reload(files, settings, self._use, self.metrics.config_is_used.set)
+        self.reload = Reload(files, settings, _prepare, self._use, self.metrics.config_is_used.set)
 
         # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
@@ -92,7 +95,7 @@ class Gateway:
         self.watcher = Watcher(settings.redis.url, self.id, settings.store.chunk_ttl_s)
         StoreMetrics(self.watcher, self.metrics.registry)
 
-        progress, hangs = self._watch_replicas(settings, certificates)
+        progress = self._watch_replicas(settings, certificates)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
         self.keyring = keyring = Keyring(settings.security)
@@ -104,53 +107,75 @@ class Gateway:
         self.router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.store.on_news, self.fleet.on_change = self._news, self._replicas_changed
-        self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
+        self.moves = Moves(self.fleet, self.health_checks, self.store, progress, self.hangs)
         objects = StoredObjects(self.store, self.fleet)
-        recorder = Recorder(settings.id)
+        self.recorder = recorder = Recorder(settings.id)
         self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_sent, self.metrics.traces_lost)
-        self.access_log = _access_log(settings, self.metrics, recorder)
+        self._log_requests(settings.log.access_log)
         self.decisions = Decisions(
             self.store, settings.id, settings.redis.namespace, recorder.sinks, on_watch=self._watched
         )
-        attempts = self._attempts(tenants, objects, progress)
+        self.attempts = attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
-        self.control = self._own_paths(keyring, Explainer(settings, self.admission, self.reader, self.router, objects))
+        self.explainer = Explainer(settings, self.admission, self.reader, self.router, objects)
+        self.control = self._own_paths(keyring, self.explainer)
 
-    def _watch_replicas(
-        self, settings: GatewaySettings, certificates: Certificates
-    ) -> tuple[AnswerProgress, HangDetector]:
+    def _watch_replicas(self, settings: GatewaySettings, certificates: Certificates) -> AnswerProgress:
         """The replicas: how to reach them, which there are, whether they are alive and make progress."""
         self.upstream = _upstream(settings, certificates.shown)
         self.fleet = Fleet(settings.replicas, self.store, self.upstream, settings.models)
-        self.known_models = KnownModels(self.fleet, self.store, settings.queue.models, settings.redis.namespace)
+        self.known_models = KnownModels(self.fleet, self.store, settings.queue, settings.redis.namespace)
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
         self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
         progress = AnswerProgress(self.fleet, self.store)
-        return progress, HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
+        self.hangs = HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
+        return progress
 
     def _use(self, settings: GatewaySettings) -> None:
         """From now on. Requests that run go on as they began."""
-        before, after = ({each.name: each for each in told.tenants} for told in (self.settings, settings))
-        self.settings = settings
+        before, self.settings = self.settings, settings
+        set_level(settings.log.level)
+        if settings.log.access_log != before.log.access_log:
+            self._log_requests(settings.log.access_log)
         self.keyring.use(settings.security)
         self.cors = Cors(settings.security.allow_origins)
         self.hosts = Hosts(settings.security.hosts) if self.keyring.is_open else None
-        self.tenants.use(settings)
-        names = before.keys() | after.keys()
-        self.router.tenants_changed({name for name in names if before.get(name) != after.get(name)})
-        self.operations.use(settings)
-        self.outgoing.use(settings.replicas)
+        self.admission.use(settings.limits)
+        self.reader.use(settings)
+        self.router.use(settings)
+        self.holds.use(settings.queue)
+        self.attempts.use(settings)
+        self.elsewhere.use(settings.retries)
+        self.proxy.use(settings.timeouts)
+        self.upstream.idle_s = settings.timeouts.idle_s
+        self.health_checks.use(settings.health)
+        self.hangs.use(settings.health)
+        self.known_models.use(settings.queue)
+        if settings.discovery != before.discovery:
+            self.discovery.use_sources(sources_of(settings.discovery))
         self.discovery.use_listed(settings.replicas)
         self.fleet.use_models(settings.models)
+        self.operations.use(settings)
+        self.explainer.use(settings)
         self.status.use(settings)
-        if self.findings is not None:
+        if self.findings is not None and self.history is not None:
             self.findings.use(settings)
+            self.history.prefill_tokens_per_s = settings.queue.prefill_tokens_per_s
+
+    def _log_requests(self, target: str | None) -> None:
+        """Lines of the access log go there from now on."""
+        if self.access_log is not None:
+            self.recorder.sinks.remove(self.access_log)
+            self.access_log.end()
+        self.access_log = AccessLog(target, self.metrics.access_log_dropped) if target is not None else None
+        if self.access_log is not None:
+            self.recorder.sinks.append(self.access_log)
 
     def _attempts(self, tenants: Tenants, objects: StoredObjects, progress: AnswerProgress) -> Attempts:
         """What sends requests to replicas."""
         settings, fleet, metrics = self.settings, self.fleet, self.metrics
-        self.outgoing = Outgoing(settings.replicas, fleet, tenants)
+        self.elsewhere = Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics)
         charges = Charges(tenants, fleet)
         return Attempts(
             settings,
@@ -159,10 +184,10 @@ class Gateway:
             holds=self.holds,
             router=self.router,
             failures=self.router.failures,
-            outgoing=self.outgoing,
+            outgoing=Outgoing(fleet, tenants),
             upstream=self.upstream,
             moves=self.moves,
-            elsewhere=Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics),
+            elsewhere=self.elsewhere,
             relay=Relay(self.reader, objects, Audit(metrics, self.tasks, fleet.block_tokens), progress, charges),
             charges=charges,
             fallbacks=Fallbacks(fleet),
@@ -245,9 +270,8 @@ class Gateway:
             self.tasks.keep(certificate.run, certificate.name)
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
-        if self.settings.queue.hold_s:
-            self.tasks.spawn(self.known_models.run(), "known models")
-            await self.known_models.first_exchange()
+        self.tasks.spawn(self.known_models.run(), "known models")
+        await self.known_models.first_exchange()
         self.tasks.spawn(self.discovery.run(), "discovery")
         await self.discovery.first_answers()
         self.tasks.keep(self.health_checks.run, "checks")
@@ -293,13 +317,13 @@ async def _nothing() -> None:
     """The request was answered already."""
 
 
-def _access_log(settings: GatewaySettings, metrics: Metrics, recorder: Recorder) -> AccessLog | None:
-    """The access log, which gets its records from the recorder; None if there is none."""
-    if settings.log.access_log is None:
-        return None
-    access_log = AccessLog(settings.log.access_log, metrics.access_log_dropped)
-    recorder.sinks.append(access_log)
-    return access_log
+def _prepare(settings: GatewaySettings) -> None:
+    """Before settings are used: what may take a while. A thread runs it. Raises SettingsError."""
+    try:
+        check_target(settings.log.access_log)
+    except CannotWrite as error:
+        raise SettingsError([str(error)]) from None
+    sources_of(settings.discovery)  # imports the libraries of its kinds
 
 
 def _store(settings: GatewaySettings, gateway: str) -> Store:
@@ -322,6 +346,11 @@ class App:
         self._made_of = settings, certificates, otel, files
         self._is_asked = False
         self.gateway: Gateway | None = None
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """Those of now."""
+        return self.gateway.settings if self.gateway is not None else self._made_of[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "lifespan"  # requests come to `answer`

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
 from gateway.settings.gateway_settings import LogSettings
 
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_OURS = logging.getLogger("kvgate")
+"""Keeps the level of our own lines."""
+
 
 def configure(settings: LogSettings, **who: str) -> None:
     """Set up structlog and the standard library's logging once for the whole process. Every line contains `who`."""
-    level = getattr(logging, settings.level.upper())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if settings.format == "json"
@@ -25,18 +29,30 @@ def configure(settings: LogSettings, **who: str) -> None:
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        processors=[*shared, _drop_lower, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(sys.stdout),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**who)
-    _tell_of_libraries(max(level, logging.WARNING), shared, renderer)
+    _tell_of_libraries(shared, renderer)
+    set_level(settings.level)
 
 
-def _tell_of_libraries(
-    level: int, shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor
-) -> None:
+def set_level(name: str) -> None:
+    """Less important lines are not written from now on; of libraries, nothing below a warning. (The level of structlog
+    itself is fixed in each logger at its first line.)"""
+    _OURS.setLevel(_LEVELS[name])
+    logging.getLogger().setLevel(max(_LEVELS[name], logging.WARNING))
+
+
+def _drop_lower(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    if _OURS.isEnabledFor(_LEVELS.get(event["level"], logging.CRITICAL)):
+        return event
+    raise structlog.DropEvent
+
+
+def _tell_of_libraries(shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor) -> None:
     """Their warnings have the same form as our own events."""
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
@@ -44,6 +60,6 @@ def _tell_of_libraries(
     )
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(formatter)
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(handlers=[handler])
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # it would print what a library had to say, whatever that is

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import stat
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +45,8 @@ class ConfigFiles:
 
     paths: Sequence[Path] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    doubts: Callable[[GatewaySettings], Iterable[str]] = lambda _: ()
+    """What can be used, and most likely does not do what was meant."""
     first: _Stamp = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,11 +75,13 @@ class Reload:
         self,
         files: ConfigFiles,
         running: GatewaySettings,
+        prepare: Callable[[GatewaySettings], None],
         use: Callable[[GatewaySettings], None],
         is_used: Callable[[float], None],
     ) -> None:
-        """`is_used` is told 1 if the files are right, 0 if not."""
-        self._files, self._running, self._use, self._is_used = files, running, use, is_used
+        """`prepare` does what may take a while, in a thread, and raises SettingsError for what cannot be used here.
+        `is_used` is told 1 if the files are right, 0 if not."""
+        self._files, self._running, self._prepare, self._use, self._is_used = files, running, prepare, use, is_used
         self._stamp = self._seen = files.first
         self._asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -105,7 +109,7 @@ class Reload:
     async def _read(self) -> None:
         self._stamp, self.left = await _apart(self._files.stamp), []  # first: what changes meanwhile is read again
         try:
-            changed = await _apart(self._changed)
+            changed, doubts = await _apart(self._changed)
             if changed.taken:
                 self._take(changed.settings)
         except SettingsError as error:
@@ -117,9 +121,13 @@ class Reload:
             self._is_used(1)
             log = _log.warning if changed.left else _log.info
             log("configuration read again", changed=changed.taken, needs_a_restart=changed.left)
+            tell_doubts(doubts)
 
-    def _changed(self) -> Change:
-        return change(self._running, self._files.load())
+    def _changed(self) -> tuple[Change, list[str]]:
+        wanted = self._files.load()
+        changed = change(self._running, wanted)
+        self._prepare(changed.settings)
+        return changed, list(self._files.doubts(wanted))
 
     def _take(self, settings: GatewaySettings) -> None:
         """All of it, or nothing."""
@@ -135,6 +143,12 @@ class Reload:
         self.problems = list(dict.fromkeys(where))
         self._is_used(0)
         _log.error("configuration not used", problems=problems, files=list(map(str, self._files.paths)))
+
+
+def tell_doubts(doubts: Iterable[str]) -> None:
+    """Log them."""
+    for doubt in doubts:
+        _log.warning("doubtful configuration", doubt=doubt)
 
 
 async def _apart(work: Callable[[], _T]) -> _T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, cast
@@ -22,7 +22,7 @@ from gateway.access_log import check_target
 from gateway.app import App
 from gateway.http.protocol import Handler, HttpProtocol
 from gateway.logs import configure
-from gateway.reload import ConfigFiles
+from gateway.reload import ConfigFiles, tell_doubts
 from gateway.request.memory import Storms, give_memory_back
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import Certificates, of_listener, towards_replicas
@@ -52,6 +52,7 @@ class Server(uvicorn.Server):
         """Replaces uvicorn's own, which raises the signal again after a clean stop: the exit code would say killed."""
         if self._app.gateway is not None:
             self._app.gateway.status.is_draining = True
+            self.config.timeout_graceful_shutdown = _grace_s(self._app.settings)
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -112,35 +113,39 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
     return sock
 
 
-def protocols(handle: Handler, write_s: float) -> type[asyncio.Protocol]:
+def _grace_s(settings: GatewaySettings) -> int:
+    """For uvicorn, which takes a fraction, too."""
+    return cast("int", settings.timeouts.grace_s)
+
+
+def protocols(handle: Handler, write_s: Callable[[], float]) -> type[asyncio.Protocol]:
     """Makes the protocol of each connection, when uvicorn asks for it. (It would take a class, too.)"""
 
     def make(
         config: uvicorn.Config, server_state: ServerState, app_state: Any, _loop: asyncio.AbstractEventLoop | None
     ) -> HttpProtocol:
-        return HttpProtocol(handle, server_state, write_s)
+        return HttpProtocol(handle, server_state, write_s())
 
     return cast("type[asyncio.Protocol]", make)
 
 
-def serve(settings: GatewaySettings, otel: OtelVariables, files: ConfigFiles, doubts: Sequence[str] = ()) -> None:
-    """Run one gateway until a signal stops it. `settings` are those in `files`; `doubts` about them are logged. Raises
-    OSError if a port is taken, CannotWrite for an access log, BadCertificate."""
+def serve(settings: GatewaySettings, otel: OtelVariables, files: ConfigFiles) -> None:
+    """Run one gateway until a signal stops it. `settings` are those in `files`. Raises OSError if a port is taken,
+    CannotWrite for an access log, BadCertificate."""
     configure(settings.log, gateway=settings.id)
-    for doubt in doubts:
-        _log.warning("doubtful configuration", doubt=doubt)
+    tell_doubts(files.doubts(settings))
     check_target(settings.log.access_log)
     certificate = of_listener(settings.tls)
     app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)), otel, files)
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=protocols(app.answer, settings.timeouts.write_s),
+        http=protocols(app.answer, lambda: app.settings.timeouts.write_s),
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
-        timeout_graceful_shutdown=cast("int", settings.timeouts.grace_s),  # a fraction works, too
+        timeout_graceful_shutdown=_grace_s(settings),
         backlog=_BACKLOG,
     )
     if certificate is not None:

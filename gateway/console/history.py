@@ -39,7 +39,7 @@ class History:
     """One gateway's side of it. `run()` is a background task."""
 
     def __init__(self, store: Store, first_tokens: FirstTokens, prefill_tokens_per_s: float) -> None:
-        self._store, self._first_tokens, self._prefill_tokens_per_s = store, first_tokens, prefill_tokens_per_s
+        self._store, self._first_tokens, self.prefill_tokens_per_s = store, first_tokens, prefill_tokens_per_s
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -66,7 +66,7 @@ class History:
 
     async def _write(self, pool: Pool) -> None:
         await pool.read_figures()
-        demand = await read_demand(pool.run, self._prefill_tokens_per_s)
+        demand = await read_demand(pool.run, self.prefill_tokens_per_s)
         now_ms = pool.state.now_ms if pool.state is not None else 0
         begun = await pool.read("HMGET", pool.keys.first_tokens, "count", "ms")
         lags_s = _event_delay_s(pool), pool.maintenance_lag_s

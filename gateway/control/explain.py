@@ -33,9 +33,13 @@ class Explainer:
     def __init__(
         self, settings: GatewaySettings, admission: Admission, reader: Reader, router: Router, objects: StoredObjects
     ) -> None:
-        self._hold_s, self._body_s = settings.queue.hold_s, settings.timeouts.body_s
+        self.use(settings)
         self._admission, self._reader, self._router, self._objects = admission, reader, router, objects
         self._deadlines = Deadlines()
+
+    def use(self, settings: GatewaySettings) -> None:
+        """Requests are explained by these settings from now on."""
+        self._hold_s, self._body_s = settings.queue.hold_s, settings.timeouts.body_s
 
     async def __call__(self, request: Request, caller: Caller, path: str | None) -> Response:
         """The decision on the request in this body, which comes from the API or the console. Raises ApiError."""

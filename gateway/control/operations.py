@@ -27,14 +27,14 @@ class Operations:
     """Answers the operators' paths."""
 
     def __init__(self, settings: GatewaySettings, fleet: Fleet, store: Store) -> None:
-        self._slots = settings.policy.max_active_requests or 0
-        self._queue = settings.queue
         self._fleet = fleet
         self._store = store
         self.use(settings)
 
     def use(self, settings: GatewaySettings) -> None:
-        """Other tenants are listed from now on."""
+        """These are the gateway's settings from now on."""
+        self._slots = settings.policy.max_active_requests or 0
+        self._queue = settings.queue
         self._shares = [share for _, share in bands_of(settings).values()]
         self._tenants = settings.tenants
 

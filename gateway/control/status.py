@@ -48,13 +48,10 @@ class Status:
         self._watcher = watcher
         self.about: dict[str, Any] = {
             "version": __version__,
-            "settings": settings.fingerprint(),
             "python": {"version": platform.python_version(), "is_optimised": interpreter.is_optimised()},
         }
         """Should be the same for all gateways of a cluster. The settings are a digest of each section."""
-        self._hold_s = settings.queue.hold_s
-        self._prefill_tokens_per_s = settings.queue.prefill_tokens_per_s
-        self._slots = settings.policy.max_active_requests
+        self.use(settings)
         self._admission = admission
         self._store = store
         self._fleet = fleet
@@ -65,6 +62,9 @@ class Status:
     def use(self, settings: GatewaySettings) -> None:
         """These are the gateway's settings from now on."""
         self.about["settings"] = settings.fingerprint()
+        self._hold_s = settings.queue.hold_s
+        self._prefill_tokens_per_s = settings.queue.prefill_tokens_per_s
+        self._slots = settings.policy.max_active_requests
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Whether this gateway can serve, and the body of /ready. It stays ready when only the store is lost: then it
@@ -170,6 +170,7 @@ class Status:
         states = model_states(self._fleet)
         metrics.models_down.set(len(states.down))
         metrics.models_in_several_pools.set(len(states.in_several_pools))
+        metrics.discovery_up.clear()
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.per_replica:

@@ -69,8 +69,7 @@ class Attempts:
         metrics: Metrics,
     ) -> None:
         self._fallbacks = fallbacks
-        self._timeouts = settings.timeouts
-        self._keep_alive_s = settings.queue.keep_alive_s
+        self.use(settings)
         self._deadlines = Deadlines()
         self._admission = admission
         self._fleet = fleet
@@ -85,15 +84,18 @@ class Attempts:
         self._charges = charges
         self._metrics = metrics
 
+    def use(self, settings: GatewaySettings) -> None:
+        """Attempts that begin from now on have these timeouts."""
+        self._timeouts = settings.timeouts
+        self._keep_alive_s = settings.queue.keep_alive_s
+
     async def run(self, job: Job, reply: Reply) -> None:
         """Answers the client. Raises ApiError if no replica could, or if a stream broke after it began."""
         try:
-            with self._deadlines.within(self._timeouts.request_s, reply.task):
+            with self._deadlines.within(request_s := self._timeouts.request_s, reply.task):
                 await self._run(job, reply)
         except TimeoutError:
-            raise ApiError(
-                504, "deadline_exceeded", f"No complete answer within {self._timeouts.request_s:g} s."
-            ) from None
+            raise ApiError(504, "deadline_exceeded", f"No complete answer within {request_s:g} s.") from None
 
     async def _run(self, job: Job, reply: Reply) -> None:
         self._elsewhere.note_request()

@@ -26,12 +26,16 @@ class Elsewhere:
     def __init__(
         self, retries: RetrySettings, fleet: Fleet, failures: ReplicaFailures, moves: Moves, metrics: Metrics
     ) -> None:
-        self._max_attempts = retries.max_attempts
+        self.use(retries)
         self._budget = RetryBudget()
         self._fleet = fleet
         self._failures = failures
         self._moves = moves
         self._metrics = metrics
+
+    def use(self, retries: RetrySettings) -> None:
+        """These hold from now on, for requests that run, too."""
+        self._max_attempts = retries.max_attempts
 
     def note_request(self) -> None:
         """A client's request has come: the budget of retries is a share of these."""

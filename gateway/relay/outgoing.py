@@ -16,29 +16,23 @@ from gateway.request.reading.form import is_form
 from gateway.request.reading.model_field import model_span
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
-from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.upstream import Buffer
 
 
 class Outgoing:
     """Writes requests to replicas."""
 
-    def __init__(self, replicas: Sequence[ReplicaSettings], fleet: Fleet, tenants: Tenants) -> None:
+    def __init__(self, fleet: Fleet, tenants: Tenants) -> None:
         self._fleet = fleet
         self._tenants = tenants
-        self.use(replicas)
-
-    def use(self, replicas: Sequence[ReplicaSettings]) -> None:
-        """Other replicas are listed from now on."""
-        self._dp_ranks = {each.id: each.dp_rank for each in replicas if each.dp_rank is not None}
 
     def headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
         """Those of the job, and those that mean something to this replica only."""
         headers = {}
-        if (rank := self._dp_ranks.get(ticket.replica)) is not None:
-            member = self._fleet.members.get(ticket.replica)
-            if (place := member.facts.place_of(rank) if member else rank) is not None:
-                headers["x-data-parallel-rank"] = str(place)
+        member = self._fleet.members.get(ticket.replica)
+        rank = member.facts.place_of(member.dp_rank) if member is not None and member.dp_rank is not None else None
+        if rank is not None:
+            headers["x-data-parallel-rank"] = str(rank)
         priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None
         if priority is not None:  # 0, too: a body may name another one
             headers["x-vllm-priority"] = str(priority)

@@ -61,10 +61,14 @@ class Proxy:
         self._attempts = attempts
         self._objects = objects
         self._metrics = metrics
-        self._body_s = timeouts.body_s
+        self.use(timeouts)
         self._recorder = recorder
         self._deadlines = Deadlines()
         self._large_bodies = LargeBodies()
+
+    def use(self, timeouts: TimeoutSettings) -> None:
+        """Bodies that begin to come from now on have this time."""
+        self._body_s = timeouts.body_s
 
     async def __call__(self, exchange: Exchange, identify: Identify | None = None) -> None:
         """Answers one request. Every ending is counted and logged here. `identify` says who sends it, if not an API key

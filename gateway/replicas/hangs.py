@@ -116,15 +116,19 @@ class HangDetector:
         self, fleet: Fleet, health: HealthSettings, store: Store, upstream: Upstream, progress: AnswerProgress
     ) -> None:
         self._fleet = fleet
-        self._hang_s = health.hang_s
-        self._timeout_s = health.timeout_s
+        self.use(health)
         self._store = store
         self._upstream = upstream
         self._progress = progress
-        self._patience_s = 3 * (_CHECK_S + health.timeout_s)
         self._timers: dict[str, StallTimer] = {}
         """By replica."""
         self._tasks = Tasks()
+
+    def use(self, health: HealthSettings) -> None:
+        """These times hold from now on."""
+        self._hang_s = health.hang_s
+        self._timeout_s = health.timeout_s
+        self._patience_s = 3 * (_CHECK_S + health.timeout_s)
 
     async def close(self) -> None:
         await self._tasks.close()

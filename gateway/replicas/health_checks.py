@@ -63,7 +63,7 @@ class HealthChecks:
 
     def __init__(self, fleet: Fleet, health: HealthSettings, store: Store, upstream: Upstream) -> None:
         self._fleet = fleet
-        self._timeout_s = health.timeout_s
+        self.use(health)
         self._store = store
         self._upstream = upstream
         self._round = 0
@@ -73,6 +73,10 @@ class HealthChecks:
         self._leaving: dict[tuple[str, str, str], bool] = {}
         """Pool, replica and incarnation of records whose replicas serve another model now → whether they were removed.
         One that comes back is the record of another engine: that of a cluster which has the same ids."""
+
+    def use(self, health: HealthSettings) -> None:
+        """Checks that begin from now on have this timeout."""
+        self._timeout_s = health.timeout_s
 
     async def first_round(self) -> None:
         """Wait until every replica that was known at the start was checked once."""

@@ -7,7 +7,6 @@ replica knows the models as well. Nothing is remembered unless requests may be h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 
 import orjson
@@ -18,7 +17,7 @@ from coordinator.registry import each
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.served import ServedModel
-from gateway.settings.queue_settings import KnownModelSettings
+from gateway.settings.queue_settings import KnownModelSettings, QueueSettings
 
 _EVERY_S = 2.0
 _MAX_MODELS = 10_000
@@ -27,13 +26,18 @@ _MAX_MODELS = 10_000
 class KnownModels:
     """Keeps `fleet.known`. `run()` is a background task."""
 
-    def __init__(self, fleet: Fleet, store: Store, configured: Sequence[KnownModelSettings], namespace: str) -> None:
+    def __init__(self, fleet: Fleet, store: Store, queue: QueueSettings, namespace: str) -> None:
         self._fleet = fleet
         self._store = store
         self._key = models_key(namespace)
-        self._configured = {model.name: _served(model.root or model.name, model) for model in configured}
-        fleet.known = dict(self._configured)
         self._first = asyncio.Event()
+        self.use(queue)
+
+    def use(self, queue: QueueSettings) -> None:
+        """Other models are configured from now on."""
+        self._is_holding = queue.hold_s > 0
+        self._configured = {model.name: _served(model.root or model.name, model) for model in queue.models}
+        self._fleet.known = dict(self._configured)
 
     async def first_exchange(self) -> None:
         """Wait until the store was asked once, with or without success."""
@@ -42,8 +46,9 @@ class KnownModels:
     async def run(self) -> None:
         """Exchange models with the store until cancelled."""
         while True:
-            with suppress(StoreError):  # what is known stays known
-                await self.exchange()
+            if self._is_holding:
+                with suppress(StoreError):  # what is known stays known
+                    await self.exchange()
             self._first.set()
             await asyncio.sleep(_EVERY_S)
 

@@ -27,10 +27,15 @@ class Admission:
     """The limits of a gateway, and how much of each is taken."""
 
     def __init__(self, limits: LimitSettings) -> None:
-        self.limits = limits
         self.uploads = FairShares(MAX_UPLOADS, time.monotonic)
         self.requests = FairShares(limits.max_in_flight, time.monotonic)
         self.held_bytes = FairShares(limits.max_buffered_bytes, time.monotonic)
+        self.use(limits)
+
+    def use(self, limits: LimitSettings) -> None:
+        """Other limits hold from now on. Nothing is taken from a request that runs."""
+        self.limits = limits
+        self.requests.limit, self.held_bytes.limit = limits.max_in_flight, limits.max_buffered_bytes
 
     def __repr__(self) -> str:
         uploads, requests, held = self.uploads.taken, self.requests.taken, self.held_bytes.taken

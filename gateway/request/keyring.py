@@ -33,13 +33,13 @@ class Keyring:
     def __init__(self, security: SecuritySettings) -> None:
         self.use(security)
         self._anyone = Caller(None, True, is_admin=True)
-        self._expose_decisions = security.expose_decisions
         secret = security.cache_salt_secret
         self._secret = secret.get_secret_value().encode() if secret is not None else b""
         self._share_cache = security.share_cache
 
     def use(self, security: SecuritySettings) -> None:
         """Other keys are valid from now on. Requests that run go on."""
+        self._expose_decisions = security.expose_decisions
         self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
 
     def identify(self, headers: Mapping[str, str]) -> Caller:

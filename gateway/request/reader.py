@@ -190,9 +190,16 @@ class Reader:
     """Reads requests. Keeps one token estimator for each pool."""
 
     def __init__(self, settings: GatewaySettings, keyring: Keyring, fleet: Fleet, metrics: Metrics) -> None:
-        security, limits = settings.security, settings.limits
         self._keyring = keyring
         self._fleet = fleet
+        self._metrics = metrics
+        self._body_readers = BodyReaders()
+        self._estimators: dict[str, TokenEstimator] = {}
+        self.use(settings)
+
+    def use(self, settings: GatewaySettings) -> None:
+        """Requests are read by these settings from now on."""
+        security, limits = settings.security, settings.limits
         self._policy = settings.policy
         self._pass_authorization = not security.api_keys and security.replica_api_key is None
         self.paths = PathRules(security.allowed_paths, security.denied_paths)
@@ -203,10 +210,7 @@ class Reader:
             (*removed, "cache_salt") if security.api_keys else removed,
             PromptLimits(limits.max_image_pixels, tuple(security.image_hosts), security.media_folder or ""),
         )
-        self._body_readers = BodyReaders(self._rules)
         self._max_buffered_bytes = limits.max_buffered_bytes
-        self._metrics = metrics
-        self._estimators: dict[str, TokenEstimator] = {}
 
     def estimator(self, pool: str) -> TokenEstimator:
         estimator = self._estimators.get(pool)
@@ -279,7 +283,7 @@ class Reader:
             async with asyncio.timeout(_TURN_S) as waiting, self._body_readers.turns.take(slot.holder):
                 waiting.reschedule(None)
                 with slot.holding(reading_bytes):
-                    return await self._body_readers.read(head, body, resolve_scopes)
+                    return await self._body_readers.read(head, body, self._rules, resolve_scopes)
         except TimeoutError:
             message = f"body: too many large bodies are read before it; it waited for {_TURN_S:g} s. Retry shortly."
             raise ApiError(429, "gateway_overloaded", message, "body", {"retry-after": "1"}) from None

@@ -36,12 +36,16 @@ class Holds:
     """The requests that this gateway holds. `wake` is to be called whenever replicas may have become ready."""
 
     def __init__(self, queue: QueueSettings, fleet: Fleet, store: Store, tenants: Tenants, metrics: Metrics) -> None:
-        self._queue = queue
+        self.use(queue)
         self._fleet = fleet
         self._store = store
         self._tenants = tenants
         self._metrics = metrics
         self._held: list[_Held] = []
+
+    def use(self, queue: QueueSettings) -> None:
+        """These hold from now on. Requests that are held already keep their time."""
+        self._queue = queue
 
     def __repr__(self) -> str:
         return f"<Holds {len(self._held)} requests>"
@@ -59,7 +63,7 @@ class Holds:
             return
         pool = self._store.pool(job.served.pool)
         self._refuse_if_full(job)
-        now_s = time.monotonic()
+        now_s, hold_s = time.monotonic(), self._queue.hold_s
         job.held_since_s = job.held_since_s or now_s
         held = _Held(
             job,
@@ -72,11 +76,11 @@ class Holds:
         pool.held.requests += 1
         pool.held.tokens += job.prompt_tokens
         try:
-            async with asyncio.timeout(job.held_since_s + self._queue.hold_s - now_s):
+            async with asyncio.timeout(job.held_since_s + hold_s - now_s):
                 await held.ready
         except TimeoutError:
             why = ", and replicas of it are asleep" if any(map(self._fleet.is_asleep, job.served.replicas)) else ""
-            message = f"No replica became ready for this model within {self._queue.hold_s:g} s{why}."
+            message = f"No replica became ready for this model within {hold_s:g} s{why}."
             raise ApiError(503, "no_replica", message, headers={"retry-after": "5"}) from None
         finally:
             self._held.remove(held)

@@ -24,9 +24,14 @@ class PoolChoice:
 
     def __init__(self, slots: int, store: Store, fleet: Fleet) -> None:
         """`slots`: the requests that a replica may have at a time; 0: any number."""
-        self._slots, self._store, self._fleet = slots or math.inf, store, fleet
+        self._store, self._fleet = store, fleet
+        self.use(slots)
         self._ready: dict[frozenset[str], tuple[float, frozenset[str]]] = {}
         """Replicas → when this gateway looked which of them are ready, and these."""
+
+    def use(self, slots: int) -> None:
+        """So many hold from now on."""
+        self._slots = slots or math.inf
 
     def forget(self) -> None:
         """Replicas have come, gone or changed."""

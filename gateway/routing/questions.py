@@ -20,11 +20,16 @@ class Questions:
     """Those of one gateway, named `gateway` in the store."""
 
     def __init__(self, settings: GatewaySettings, gateway: str, tenants: Tenants) -> None:
-        self._settings, self._gateway, self._tenants = settings, gateway, tenants
-        self._knobs: dict[tuple[str, bool], PolicyKnobs] = {}
+        self._gateway, self._tenants = gateway, tenants
+        self.use(settings)
         self.is_watched = False
         """Whether placements tell what their candidates cost, because somebody watches."""
         self._ids = itertools.count(1)
+
+    def use(self, settings: GatewaySettings) -> None:
+        """Placements follow these settings from now on."""
+        self._settings = settings
+        self._knobs: dict[tuple[str, bool], PolicyKnobs] = {}
 
     def new_reservation(self) -> str:
         """A name that no other reservation has."""
@@ -60,12 +65,14 @@ class Questions:
         )
 
     def again(self, request: PlaceRequest, job: Job) -> PlaceRequest:
-        """The same question, under another reservation, with what its tenant has now. It keeps its place."""
+        """The same question, under another reservation, with what its tenant and the settings say now. It keeps its
+        place."""
         room_share, standing, limits = self._of_tenant(job, request.standing.since_ms)
         return replace(
             request,
             reservation=self.new_reservation(),
             release="",
+            knobs=self.knobs(job.policy, job.is_traced),
             room_share=room_share if request.room_share else 0.0,
             standing=standing,
             limits=limits,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from coordinator.errors import NoRoom, OverLimit, StoreError, StoreLate
@@ -48,7 +48,7 @@ class Router:
         self._store = store
         self._metrics = metrics
         self._fleet = fleet
-        self._wait_s = settings.queue.wait_s
+        self._settings = settings
         self._tenants = tenants
         self.questions = Questions(settings, store.gateway, tenants)
         self.choice = PoolChoice(settings.policy.max_active_requests or 0, store, fleet)
@@ -232,10 +232,18 @@ class Router:
         job.aim(same)
         return job.served.shared
 
-    def tenants_changed(self, names: Collection[str]) -> None:
-        """Their limits and priorities: requests of theirs that wait are asked again, and keep their places."""
+    def use(self, settings: GatewaySettings) -> None:
+        """Placements follow these settings from now on. Requests that wait and are concerned are asked again, and keep
+        their places."""
+        before, self._settings = self._settings, settings
+        self._tenants.use(settings)
+        self.questions.use(settings)
+        self.choice.use(settings.policy.max_active_requests or 0)
+        concerns_all = (before.policy, before.queue) != (settings.policy, settings.queue)
+        old, new = ({each.name: each for each in told.tenants} for told in (before, settings))
         for reservation, job in list(self._asking.items()):
-            if (job.caller.tenant or NOBODY) in names:
+            name = job.caller.tenant or NOBODY
+            if concerns_all or old.get(name) != new.get(name):
                 self._store.pool(job.served.pool).seats.send_away(reservation, AGAIN)
                 self._local.ask_again(reservation)
 
@@ -257,7 +265,7 @@ class Router:
         if isinstance(refusal, NoRoom):
             self._metrics.queue_refusals.inc(refusal.reason)
             job.noted_wait(request.waited_s)  # another model may answer it, and it has paid for a request
-            return _no_room(refusal, self._wait_s)
+            return _no_room(refusal, self._settings.queue.wait_s)
         self._metrics.queue_refusals.inc(refusal.limit)
         assert request.limits is not None
         return rate_limited(refusal, request.limits)

@@ -33,9 +33,7 @@ class Tenants:
     """What is known of all tenants. Learns how long their answers are."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._queue = settings.queue
         self.use(settings)
-        self._wait_ms, self._starve_ms = int(self._queue.wait_s * 1000), int(self._queue.starve_s * 1000)
         self._output_tokens: dict[str, float] = {}
         """Means, by tenant."""
         self._long_tokens: dict[str, float] = {}
@@ -43,6 +41,8 @@ class Tenants:
 
     def use(self, settings: GatewaySettings) -> None:
         """Other weights, priorities and limits hold from now on. What is known of their answers stays."""
+        self._queue = settings.queue
+        self._wait_ms, self._starve_ms = int(self._queue.wait_s * 1000), int(self._queue.starve_s * 1000)
         self._bands = bands_of(settings)
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
 

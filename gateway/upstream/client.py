@@ -49,7 +49,7 @@ class Upstream:
         left."""
         self._kept: frozenset[str] | None = None
         """The replicas whose connections are kept for the next request; None means all."""
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._deadlines = Deadlines()
 
     async def send(
@@ -87,7 +87,7 @@ class Upstream:
         head = "".join(lines).encode("latin-1")
         while True:
             connection = await (origin.replace_idle() if on_new_connection else origin.acquire())
-            answer = connection.send(head, body, method == "HEAD", self._deadlines, self._idle_s)
+            answer = connection.send(head, body, method == "HEAD", self._deadlines, self.idle_s)
             try:
                 await answer.head()
                 return answer

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,16 @@ import pytest
 import yaml
 
 from bench.cluster import Cluster, running_cluster
+from gateway.settings.config_file import merged
 from gateway.settings.gateway_settings import build_settings
 from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import CHAT, chat, held_stream, prose
 from tests.cluster.gateways import another_gateway, configured_like
+from tests.cluster.servers import another_server
+from tests.gateway.replicas.discovery.dns_server import running_dns
 from tests.polling import eventually
 
+DOCTOR = (sys.executable, "-P", "-m", "gateway.ops.cli", "doctor")
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 
 
@@ -135,14 +142,11 @@ async def test_a_tenants_limits_change_live(cluster: Cluster, http: httpx.AsyncC
 async def test_a_bad_file_changes_nothing_and_says_where_it_is_wrong(
     cluster: Cluster, http: httpx.AsyncClient, file: Path, text: str, field: str
 ) -> None:
-    async def all_tell() -> bool:
-        return all(field in str(each) for each in await told(http, cluster, "config_problems"))
-
     async def nobody_tells() -> bool:
         return await told(http, cluster, "config_problems") == [None] * 4
 
     before = write(file, text)
-    await eventually(all_tell)
+    await eventually(lambda: tells(http, cluster, "config_problems", field))
     assert await gauges(http, cluster) == [0] * 4
     assert "secret" not in str(await told(http, cluster, "config_problems"))
     assert await are(http, cluster, "old-key-0123456789", 200)
@@ -184,21 +188,183 @@ async def test_a_raised_limit_lets_queued_requests_go(cluster: Cluster, http: ht
 
 async def are_limited(http: httpx.AsyncClient, cluster: Cluster) -> bool:
     """Whether all gateways have read the tenant's limit."""
-    admin = {"authorization": "Bearer ops-key-0123456789"}
-    pages = [(await http.get(f"{url}/version", headers=admin)).json() for url in cluster.gateway_urls]
-    return len({page["settings"]["tenants"] for page in pages}) == 1 and pages[0]["settings"]["tenants"] != _NO_TENANTS
+    digests = {each["tenants"] for each in await fingerprints(http, cluster)}
+    return len(digests) == 1 and digests != {_NO_TENANTS}
 
 
 _NO_TENANTS = build_settings({}, {}).fingerprint()["tenants"]
+
+
+async def test_limits_are_raised_under_load(cluster: Cluster, http: httpx.AsyncClient, file: Path) -> None:
+    def limited(in_flight: int) -> dict[str, Any]:
+        return configured(OLD, OPS, limits={"max_in_flight": in_flight})
+
+    async def answers(status: int) -> bool:
+        answer = await http.post(url + CHAT, json=chat("hi", 1))
+        return answer.status_code == status
+
+    url = cluster.gateway_urls[0]
+    http.headers["authorization"] = "Bearer old-key-0123456789"
+    async with held_stream(http, url, prose("long"), max_tokens=4000) as stream:
+        write(file, limited(1))
+        await eventually(lambda: answers(429))
+        assert await stream.goes_on(), "a lower limit takes nothing from a request that runs"
+        write(file, limited(2))
+        await eventually(lambda: answers(200))
+        assert await stream.goes_on()
+
+
+async def test_a_raised_number_of_requests_at_a_replica_lets_queued_ones_go(
+    cluster: Cluster, http: httpx.AsyncClient, file: Path
+) -> None:
+    def limited(active: int) -> dict[str, Any]:
+        return configured(OLD, OPS, policy={"max_active_requests": active})
+
+    async def is_queued() -> bool:
+        found = await http.get(f"{url}/v1/queue", headers={"authorization": "Bearer ops-key-0123456789"})
+        return '"tenant":"team"' in found.text
+
+    url = cluster.gateway_urls[0]
+    http.headers["authorization"] = "Bearer old-key-0123456789"
+    write(file, limited(1))
+    await eventually(lambda: are_configured(http, cluster, "policy", {"max_active_requests": 1}))
+    async with AsyncExitStack() as streams:
+        held = [
+            await streams.enter_async_context(held_stream(http, url, prose(f"long {n}"), max_tokens=4000))
+            for n in range(3)
+        ]
+        waiting = asyncio.ensure_future(http.post(url + CHAT, json=chat(prose("queued"), 2)))
+        await eventually(is_queued)
+        write(file, limited(2))
+        assert (await waiting).status_code == 200
+        assert all([await stream.goes_on() for stream in held]), "it was not waited for"
+
+
+async def test_a_source_of_replicas_is_added_and_removed(
+    cluster: Cluster, http: httpx.AsyncClient, file: Path, tmp_path: Path
+) -> None:
+    async def know(replicas: set[str]) -> bool:
+        return all([await serves(http, url, replicas) for url in cluster.gateway_urls])
+
+    listed = set((await http.get(f"{cluster.gateway_urls[0]}/ready")).json()["replicas"])
+    async with running_dns() as dns, another_server(http, tmp_path) as server:
+        dns.records["vllm.test."] = ["A 127.0.0.1"]
+        found = {"names": ["vllm.test"], "port": server.port, "server": dns.address, "labels": {"version": "v2"}}
+        write(file, configured(OLD, OPS, discovery={"dns": found}))
+        await eventually(lambda: know(listed | {f"127.0.0.1-{server.port}"}))
+        assert await told(http, cluster, "labels") == [{f"127.0.0.1-{server.port}": {"version": "v2"}}] * 4
+        dns.fault = "servfail"
+        write(file, configured(OLD, OPS, discovery={"dns": found | {"names": ["other.test"]}}))
+        await eventually(lambda: are_configured(http, cluster, "discovery", {"dns": found | {"names": ["other.test"]}}))
+        assert await know(listed | {f"127.0.0.1-{server.port}"}), "the new source has not answered yet"
+        write(file, configured(OLD, OPS))
+        await eventually(lambda: know(listed))
+
+
+async def test_the_log_and_its_level_change(
+    cluster: Cluster, http: httpx.AsyncClient, file: Path, tmp_path: Path
+) -> None:
+    def lines() -> int:
+        return len(log.read_bytes().splitlines()) if log.exists() else 0
+
+    log, gateway_log = tmp_path / "access.log", cluster.state_dir / "logs" / "gw0.log"
+    write(file, configured(OLD, OPS, log={"access_log": str(log)}))
+    await eventually(log.exists)
+    await eventually(lambda: has_lines(http, cluster, lines))
+    log.rename(tmp_path / "access.log.1")
+    await eventually(lambda: has_lines(http, cluster, lines))
+    write(file, configured(OLD, OPS, log={"access_log": str(tmp_path / "gone" / "x.log")}))
+    await eventually(lambda: tells(http, cluster, "config_problems", "log.access_log"))
+    write(file, configured(OLD, OPS, log={"level": "error"}))
+    await eventually(lambda: tells(http, cluster, "config_problems", "None"))
+    before = gateway_log.read_text()
+    write(file, configured(OLD, OPS, log={"level": "error"}, limits={"max_in_flight": 9}))
+    await eventually(lambda: are_configured(http, cluster, "limits", {"max_in_flight": 9}))
+    write(file, "limits: [")
+    await eventually(lambda: tells(http, cluster, "config_problems", "line 1"))
+    assert "configuration read again" not in gateway_log.read_text().removeprefix(before)
+    assert "configuration not used" in gateway_log.read_text().removeprefix(before)
+
+
+async def has_lines(http: httpx.AsyncClient, cluster: Cluster, lines: Callable[[], int]) -> bool:
+    """Whether a request through each gateway leaves lines."""
+    await are(http, cluster, "old-key-0123456789", 200)
+    return lines() > 0
+
+
+async def test_what_check_config_would_warn_of_is_logged(cluster: Cluster, http: httpx.AsyncClient, file: Path) -> None:
+    unused = {"name": "nobody", "weight": 2}
+    write(file, configured(OLD, OPS, tenants=[unused]))
+    log = cluster.state_dir / "logs" / "gw0.log"
+    await eventually(lambda: "doubtful configuration" in log.read_text())
+
+
+async def test_of_two_reloads_that_contradict_each_other_each_is_whole_and_the_doctor_names_it(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    """Half of the gateways get one file, the others another one."""
+    files = [cluster.state_dir / f"gw{number}.yaml" for number in range(4)]
+    before = [file.read_text() for file in files]
+    a, b = key("a", "first-key-0123456789"), key("b", "second-key-0123456789")
+    try:
+        for number, file in enumerate(files):
+            own = configured(a, OPS, retries={"max_attempts": 2}) if number < 2 else configured(b, OPS)
+            file.write_text(yaml.safe_dump(merged(yaml.safe_load(before[number]), own)))
+        halves = [("first-key-0123456789", [200, 200, 401, 401]), ("second-key-0123456789", [401, 401, 200, 200])]
+        for text, wanted in halves:
+            await eventually(lambda text=text, wanted=wanted: answer_with(http, cluster, text, wanted))
+        for _ in range(10):
+            for text, wanted in halves:
+                assert await answer_with(http, cluster, text, wanted), "a key flaps"
+        attempts = [each["retries"] for each in await fingerprints(http, cluster)]
+        assert attempts[0] == attempts[1] != attempts[2] == attempts[3], "each has its own file whole"
+        assert await settings_that_differ(cluster) == {"security", "retries"}
+    finally:
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)
+    await eventually(lambda: are(http, cluster, "old-key-0123456789", 200))
+    assert await settings_that_differ(cluster) == set()
+
+
+async def answer_with(http: httpx.AsyncClient, cluster: Cluster, api_key: str, wanted: list[int]) -> bool:
+    headers = {"authorization": f"Bearer {api_key}"}
+    asked = [await http.post(url + CHAT, json=chat("hi", 1), headers=headers) for url in cluster.gateway_urls]
+    return [answer.status_code for answer in asked] == wanted
+
+
+async def settings_that_differ(cluster: Cluster) -> set[str]:
+    """The sections that the doctor names."""
+    gateways = [word for url in cluster.gateway_urls for word in ("--gateway", url)]
+    redis = ("--redis-url", cluster.redis_url, "--api-key", "ops-key-0123456789", "--json")
+    process = await asyncio.create_subprocess_exec(*DOCTOR, *redis, *gateways, stdout=asyncio.subprocess.PIPE)
+    found = json.loads((await process.communicate())[0])["findings"]
+    return {each["what"].split("`")[1] for each in found if each["code"] == "gateway-settings-differ"}
+
+
+async def fingerprints(http: httpx.AsyncClient, cluster: Cluster) -> list[dict[str, str]]:
+    """The digest of each section, of every gateway."""
+    admin = {"authorization": "Bearer ops-key-0123456789"}
+    return [(await http.get(f"{url}/version", headers=admin)).json()["settings"] for url in cluster.gateway_urls]
+
+
+async def are_configured(http: httpx.AsyncClient, cluster: Cluster, section: str, fields: dict[str, Any]) -> bool:
+    """Whether all gateways have taken the section."""
+    wanted = build_settings({section: fields}, {}).fingerprint()[section]
+    return {each[section] for each in await fingerprints(http, cluster)} == {wanted}
+
+
+async def tells(http: httpx.AsyncClient, cluster: Cluster, field: str, text: str) -> bool:
+    """Whether every gateway's /ready has this text there."""
+    return all(text in str(each) for each in await told(http, cluster, field))
 
 
 async def test_what_needs_a_restart_is_named_and_the_rest_is_used(
     cluster: Cluster, http: httpx.AsyncClient, file: Path
 ) -> None:
     new = key("new", "new-key-0123456789")
-    write(file, configured(OLD, new, OPS, queue={"wait_s": 7}, log={"level": "debug"}))
+    write(file, configured(OLD, new, OPS, queue={"default_band": "batch"}, log={"format": "console"}))
     await eventually(lambda: are(http, cluster, "new-key-0123456789", 200))
-    assert await told(http, cluster, "needs_a_restart") == [["queue.wait_s", "log.level"]] * 4
+    assert await told(http, cluster, "needs_a_restart") == [["queue.default_band", "log.format"]] * 4
 
 
 async def test_listed_replicas_come_and_go_at_a_hang_up_signal(cluster: Cluster, http: httpx.AsyncClient) -> None:

@@ -39,9 +39,8 @@ ConfigFile = Annotated[
 def gateway(config: ConfigFile) -> None:
     """Run one gateway until SIGTERM, then finish its answers and exit.
 
-    It follows its configuration: when a file changes, or on SIGHUP, keys, tenants,
-    replicas, origins and hosts change without a restart. The log says what else
-    differs, and needs one.
+    It follows its configuration: when a file changes, or on SIGHUP, most settings
+    change without a restart. The log says what differs and needs one.
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
     KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET,
@@ -59,7 +58,7 @@ def gateway(config: ConfigFile) -> None:
     with long_lived_imports():
         from gateway.reload import ConfigFiles
 
-        files = ConfigFiles(config, os.environ)
+        files = ConfigFiles(config, os.environ, contradictions_in)
         settings = load(config)
         from gateway.access_log import CannotWrite
         from gateway.server import serve
@@ -68,7 +67,7 @@ def gateway(config: ConfigFile) -> None:
         from gateway.tracing.tracing import variables_for
 
     try:
-        serve(settings, variables_for(settings.tracing, os.environ), files, list(contradictions_in(settings)))
+        serve(settings, variables_for(settings.tracing, os.environ), files)
     except (BadCertificate, BadVariable, CannotWrite) as error:
         raise CommandError(str(error)) from None
     except OSError as error:

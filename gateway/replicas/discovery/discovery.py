@@ -11,6 +11,7 @@ import structlog
 from gateway.replicas.discovery.source import Source, SourceDown
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.gateway_settings import ReplicaSettings
+from gateway.tasks import Tasks
 
 _log = structlog.get_logger("kvgate.discovery")
 
@@ -25,12 +26,19 @@ class Discovery:
         use: Callable[[list[ReplicaSettings]], None],
     ) -> None:
         self._listed = list(listed)
-        self._sources = sources
         self._use = use
         self._found: dict[str, list[ReplicaSettings]] = {}
-        self._problems = {source.name: "not asked yet" for source in sources}
+        """By source. Those of a source that is followed no more stay until all others have answered."""
         self._used = self._listed
+        self._tasks = Tasks()
+        self._following: list[asyncio.Task[None]] = []
+        self._set_sources(sources)
+
+    def _set_sources(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._problems = {source.name: "not asked yet" for source in sources}
         self._asked = {source.name: asyncio.Event() for source in sources}
+        self._unanswered = set(self._asked)
 
     def problems(self) -> dict[str, str]:
         """The problem of each source; empty while it answers. Its last answer stays valid during a problem."""
@@ -43,7 +51,23 @@ class Discovery:
 
     async def run(self) -> None:
         """Follow all sources until cancelled."""
-        await asyncio.gather(*(self._follow(source) for source in self._sources))
+        try:
+            self._begin()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await self._tasks.close()
+
+    def _begin(self) -> None:
+        self._following = [self._tasks.spawn(self._follow(source), source.name) for source in self._sources]
+
+    def use_sources(self, sources: Sequence[Source]) -> None:
+        """Follow these from now on."""
+        for task in self._following:
+            task.cancel()
+        self._set_sources(sources)
+        self._begin()
+        self._drop_left()
+        self._use_all("configuration")
 
     async def _follow(self, source: Source) -> None:
         while True:
@@ -62,8 +86,14 @@ class Discovery:
             _log.info("replicas are looked up", source=source, found=len(found))
         self._problems[source] = ""
         self._found[source] = found
+        self._unanswered.discard(source)
+        self._drop_left()
         self._use_all(source)
         self._asked[source].set()
+
+    def _drop_left(self) -> None:
+        if not self._unanswered:
+            self._found = {name: found for name, found in self._found.items() if name in self._asked}
 
     def use_listed(self, replicas: Sequence[ReplicaSettings]) -> None:
         """The configuration lists these from now on."""
@@ -98,8 +128,9 @@ class Discovery:
         first source names it."""
         together = list(self._listed)
         ids, urls = {replica.id for replica in together}, {replica.url for replica in together}
-        for source in self._sources:
-            for replica in sorted(self._found.get(source.name, ()), key=lambda each: each.id):
+        left = (name for name in self._found if name not in self._asked)
+        for source in (*self._asked, *left):
+            for replica in sorted(self._found.get(source, ()), key=lambda each: each.id):
                 if replica.id not in ids and replica.url not in urls:
                     together.append(replica)
                     ids.add(replica.id)

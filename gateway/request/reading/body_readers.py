@@ -54,8 +54,7 @@ class _Worker:
 class BodyReaders:
     """Reads at most `WORKERS` bodies at a time in worker processes. Clients take turns."""
 
-    def __init__(self, rules: BodyRules) -> None:
-        self._rules = rules
+    def __init__(self) -> None:
         self.turns = FairTurns(WORKERS)
         """Callers of `read` take a turn first."""
         self._idle: dict[_Worker, asyncio.TimerHandle] = {}
@@ -63,13 +62,13 @@ class BodyReaders:
         self._running: set[_Worker] = set()
         self._ending: set[asyncio.Future[int]] = set()
 
-    async def read(self, head: BodyHead, body: Body, resolve_scopes: ResolveScopes) -> ParsedBody:
+    async def read(self, head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: ResolveScopes) -> ParsedBody:
         """Does what `read_body` does, in a worker process. Raises ApiError."""
         worker = self._take_idle() or await self._start()
         is_reusable = False
         try:
             async with asyncio.timeout(LIMIT_S):
-                parsed = await self._converse(worker, head, body, resolve_scopes)
+                parsed = await self._converse(worker, Task(head, rules), body, resolve_scopes)
             is_reusable = len(body) < _LARGE_BYTES
         except ApiError:
             is_reusable = len(body) < _LARGE_BYTES
@@ -111,8 +110,8 @@ class BodyReaders:
         self._running.add(worker)
         return worker
 
-    async def _converse(self, worker: _Worker, head: BodyHead, body: Body, resolve_scopes: ResolveScopes) -> ParsedBody:
-        await _send(worker.writer, *encode_message(TASK, Task(head, self._rules), body))
+    async def _converse(self, worker: _Worker, task: Task, body: Body, resolve_scopes: ResolveScopes) -> ParsedBody:
+        await _send(worker.writer, *encode_message(TASK, task, body))
         while True:
             kind, content, changed = await _receive(worker.reader)
             if kind == SCOPE_REQUEST:
@@ -130,7 +129,7 @@ class BodyReaders:
                 raise ApiError(*msgspec.msgpack.decode(content))
             else:
                 assert kind == FAILURE
-                _log.error("reading a body failed", error=msgspec.msgpack.decode(content), path=head.path)
+                _log.error("reading a body failed", error=msgspec.msgpack.decode(content), path=task.head.path)
                 raise _failed()
 
     def _end(self, worker: _Worker) -> None:

@@ -23,7 +23,7 @@ async def listening() -> AsyncIterator[tuple[Server, socket.socket]]:
     """A gateway's server on a port of its own."""
     config = uvicorn.Config(
         cast("Any", None),
-        http=protocols(Served().answer, 60.0),
+        http=protocols(Served().answer, lambda: 60.0),
         lifespan="off",
         log_config=None,
         timeout_graceful_shutdown=20,

@@ -38,14 +38,14 @@ def chat(*content: Any, **fields: Any) -> bytes:
 
 @pytest.fixture
 async def readers() -> AsyncIterator[BodyReaders]:
-    readers = BodyReaders(RULES)
+    readers = BodyReaders()
     yield readers
     await readers.close()
 
 
 async def read(readers: BodyReaders, body: bytes, head: BodyHead = CHAT) -> ParsedBody:
     async with readers.turns.take("somebody"):
-        return await readers.read(head, body, resolve_scopes)
+        return await readers.read(head, body, RULES, resolve_scopes)
 
 
 def children() -> set[int]:
