@@ -20,8 +20,8 @@ class ServedModel:
     root_model: str
     adapter: str | None
     replicas: dict[str, str]
-    """Replica → URL, from this gateway's settings or discovery. URLs never come from the store, so whoever can write
-    there cannot send prompts elsewhere."""
+    """Replica → URL, from this gateway's settings, from discovery or from signed records. Of the store, no other URL is
+    used, so whoever can write there cannot send prompts elsewhere."""
     unshared: dict[str, str] = field(default_factory=dict)
     """Replicas whose id belongs to another engine in the registry (see `identity`) → their incarnation here."""
     max_tokens: dict[str, int] = field(default_factory=dict)
