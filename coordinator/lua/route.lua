@@ -29,7 +29,7 @@ local owed, text = {}, redis.pcall('HGET', shares, field)
 for share in string.gmatch(type(text) == 'string' and text or '', '%S+') do
   owed[#owed + 1] = tonumber(share) or 0
 end
-local stay = has_begun and redis.pcall('GETEX', stays, 'EX', STAY_S)
+local stay = has_begun and redis.pcall('GET', stays)
 for i = 1, #backends do
   local one = backends[i]
   for number = #owed + 1, one.number do
@@ -68,7 +68,7 @@ if reply[1] == 'ok' or reply[1] == 'wait' then
     owed[number] = string.format('%d', owed[number])
   end
   redis.call('HSET', shares, field, table.concat(owed, ' '))
-  if stays ~= '' and stay ~= backends[chosen].name then
+  if stays ~= '' then
     redis.call('SET', stays, backends[chosen].name, 'EX', STAY_S)
   end
 end

@@ -18,6 +18,7 @@ from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool
 from coordinator.pool.progress import read_progress, write_progress
+from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.scripts import load
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
@@ -61,6 +62,21 @@ RULES = ("reset", "on", ">secret", "resetkeys", "~kvgate:*", "-@all", *(f"+{name
 async def restricted_url(redis_server: RedisServer, client: redis.Redis) -> str:
     await client.execute_command("ACL", "SETUSER", "kvgate", *RULES)
     return redis_server.url.replace("redis://", "redis://kvgate:secret@")
+
+
+async def choose(store: Store) -> None:
+    """The calls for a model with two backends: two requests of a conversation stay together."""
+    chosen = set()
+    for name in ("m1", "m2"):
+        store.pool(name).register(replica(f"{name}-r"))
+        await drained(store.pool(name))
+    for turn in range(2):
+        ways = [
+            Way(store.pool(name).placer, request(f"{name}-{turn}", chain(turn)), name, at, 1)
+            for at, name in enumerate(("m1", "m2"), 1)
+        ]
+        chosen.add((await choose_way(ways, Split("kvgate:shares", "chat", "kvgate:stays:chat.x", True)))[0].backend)
+    assert len(chosen) == 1
 
 
 async def live_a_little(pool: Pool) -> None:
@@ -198,6 +214,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
     async with running(store):
         assert store.is_up(), store.reason
         await live_a_little(pool)
+        await choose(store)
         await tell(store, restricted_url)
         await survey(restricted_url)
         await client.hset(pool.keys.gateways, "gw9", f"1 {await now_ms(client) - 1}")
@@ -215,6 +232,7 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
     async with running(store):
         await live_a_little(store.pool("m"))
         await live_among_many(store.pool("m"))
+        await choose(store)
         await tell(store, redis_server.url)
         await survey(redis_server.url)
         await client.hset(store.pool("m").keys.gateways, "gw9", "1 1")
