@@ -19,6 +19,7 @@ agent/            the process beside a replica: reads its engine's events and sa
 engine/           what an engine says of itself: its metrics and its LMCache server
 watch/            looks after a Redis that chunks fill: TTLs, evictions, memory
 lmcache_chunks    the names of LMCache's chunks in Redis, from a prompt's tokens
+records           what operators keep in the store: keys, and who changed them
 known_pools       which pools a cluster has
 finding           the words of a finding: severity, why, fix; the watch and the doctor share them
 survey            what a Redis and the pools in it tell of themselves, for the doctor

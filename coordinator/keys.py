@@ -65,6 +65,18 @@ def console_secret_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:console_secret"
 
 
+def records_key(namespace: str = "") -> str:
+    """The hash of what operators keep in the store: API keys and replicas. It shares its hash tag with `audit_key`. The
+    tag stands behind the name, so no pattern of pools' keys fits these two. The Redis user of agents must not reach
+    them."""
+    return f"{prefix(namespace)}:records{{records}}"
+
+
+def audit_key(namespace: str = "") -> str:
+    """The stream of who has changed which record."""
+    return f"{prefix(namespace)}:audit{{records}}"
+
+
 def _key(name: str) -> cached_property[str]:
     """A key that a pool has once."""
     return cached_property(lambda keys: f"{keys._base}:{name}")  # noqa: SLF001

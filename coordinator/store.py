@@ -111,11 +111,18 @@ class Store:
 
     async def ask(self, command: str, key: str, *arguments: Any) -> Any:
         """A plain command about a key that belongs to no pool. Raises StoreError."""
-        connection = self._home
-        if self._is_cluster and key != self.pools_key:
-            connection = self._of_keys.get(key) or self._connect_for(key)
-            await connection.first_attempt()
-        return await connection.ask(command, key, *arguments)
+        return await (await self._connection_of(key)).ask(command, key, *arguments)
+
+    async def ask_script(self, script: str, key: str, **operands: Any) -> Any:
+        """Run a script about keys that belong to no pool; `key` is one of them. Raises StoreError."""
+        return await (await self._connection_of(key)).ask_script(script, **operands)
+
+    async def _connection_of(self, key: str) -> StoreConnection:
+        if not self._is_cluster or key == self.pools_key:
+            return self._home
+        connection = self._of_keys.get(key) or self._connect_for(key)
+        await connection.first_attempt()
+        return connection
 
     def _connect_for(self, key: str) -> StoreConnection:
         if self._running is None:

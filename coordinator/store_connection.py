@@ -33,6 +33,7 @@ from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import LoopLag, answered
 from coordinator.redis.wire import Wire, has_result, load_scripts
+from coordinator.scripts import load
 
 _log = structlog.get_logger("kvgate.store")
 
@@ -106,6 +107,13 @@ class StoreConnection:
         if self._wire is None:
             raise StoreDown("the store is not connected")
         return await self._wire.send(*command)
+
+    async def ask_script(self, script: str, **operands: Any) -> Any:
+        """Run a script whose keys belong to no pool. Raises StoreError."""
+        if self._wire is None:
+            raise StoreDown("the store is not connected")
+        loaded = load(script, self._allow_oom)
+        return await self._wire.run(loaded, loaded.operands(**operands))
 
     async def first_attempt(self) -> None:
         """Wait until the first attempt to connect has ended, with or without success."""

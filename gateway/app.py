@@ -32,6 +32,8 @@ from gateway.logs import set_level
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.metrics.loop_lag import measure_loop_lag
 from gateway.metrics.store_metrics import StoreMetrics
+from gateway.records.record import Signer
+from gateway.records.record_book import RecordBook
 from gateway.relay.attempt import Attempts
 from gateway.relay.audit import Audit
 from gateway.relay.charges import Charges
@@ -95,6 +97,7 @@ class Gateway:
         self.watcher = Watcher(settings.redis.url, self.id, settings.store.chunk_ttl_s)
         StoreMetrics(self.watcher, self.metrics.registry)
 
+        self.records = _records(settings, self.store)
         progress = self._watch_replicas(settings, certificates)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
@@ -270,6 +273,8 @@ class Gateway:
             self.tasks.keep(certificate.run, certificate.name)
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
+        self.tasks.keep(self.records.run, "records")
+        await self.records.first_exchange()
         self.tasks.spawn(self.known_models.run(), "known models")
         await self.known_models.first_exchange()
         self.tasks.spawn(self.discovery.run(), "discovery")
@@ -330,6 +335,11 @@ def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
     knobs = (knobs_of(settings, settings.policy.name),)
     return Store(StoreOptions(redis.url, redis.budget_ms / 1000, redis.namespace, knobs), gateway)
+
+
+def _records(settings: GatewaySettings, store: Store) -> RecordBook:
+    secret, namespace = settings.security.records_secret, settings.redis.namespace
+    return RecordBook(store, Signer(secret.get_secret_value(), namespace) if secret else None, namespace)
 
 
 def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:

@@ -35,6 +35,7 @@ OVERRIDES = {
     "KVGATE_REDIS_URL": ("redis", "url"),
     "KVGATE_REDIS_NAMESPACE": ("redis", "namespace"),
     "KVGATE_CACHE_SALT_SECRET": ("security", "cache_salt_secret"),
+    "KVGATE_RECORDS_SECRET": ("security", "records_secret"),
     "KVGATE_REPLICA_API_KEY": ("security", "replica_api_key"),
     "KVGATE_REPLICA_TLS_CERTIFICATE": ("replica_tls", "certificate"),
     "KVGATE_REPLICA_TLS_KEY": ("replica_tls", "key"),
@@ -122,6 +123,7 @@ class ApiKey(Section):
 class SecuritySettings(Section):
     api_keys: Annotated[list[ApiKey], distinct("name", "sha256")] = Field(default=[])
     cache_salt_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
+    records_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
     replica_api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     share_cache: bool = False
     expose_decisions: bool = False

@@ -14,6 +14,7 @@ from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
 from coordinator.pool.demand import read_demand
 from coordinator.pool.draining import drain
+from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.redis.wire import Operands, Wire
 from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreOptions
@@ -67,6 +68,8 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await client_hset(cluster, pool.keys.gateways, "gw9", "1 1")
     await client_hset(cluster, pool.keys.owned_tokens, "r0", "x")
     await beaten(pool)
+    change = RecordChange("key/a", b"", b"1 live mac {}")
+    assert await RecordStore(store, "").put([change], AuditNote("ops", "create", "a"))
     pool.seats.leave(request("left", []))
     pool.tell("requeue", gateway="gw0", digest="0" * 32, seats=["gone"])
     assert (await drain(pool.run, "r1")).state == "draining"

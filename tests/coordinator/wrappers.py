@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest.mock import ANY
 
 import orjson
 
@@ -23,9 +24,11 @@ from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import Pool
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.pool.seats import _Waiting
+from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, Script, load
+from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
 from coordinator.watch.watch_session import WatchSession
 from coordinator.watch.watcher import Watcher
@@ -135,11 +138,19 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.reservations.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
     await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5))
+    await _record_calls(wire)
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81)
     await asyncio.sleep(0)
     pool.settlements.soon("done", "adopted", Used(97, 98))
     await asyncio.sleep(0)
+
+
+async def _record_calls(wire: Recorder) -> None:
+    store = Store(StoreOptions("redis://localhost", 1.0), "gw0")
+    store._home._wire = wire
+    records, change = RecordStore(store, ""), RecordChange("key/a", b"99", b"100")
+    await _begun(records.put([change], AuditNote("who", "what", "subject", "tenant")))
 
 
 async def _agent_calls(wire: Recorder) -> None:
@@ -188,6 +199,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
     "repair": [1, 0, 500, 0, 60_000],
+    "put_records": [ANY, "who", "what", "subject", "tenant", 10_000, "key/a", b"99", b"100"],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""
 ARGUMENTS["route"] = [

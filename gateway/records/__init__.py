@@ -1,0 +1,5 @@
+"""What operators keep in the store: signed records that every gateway knows.
+
+record        one record: its text, its signature, and which of two is the newer one
+record_book   the records that this gateway knows, kept like the store's in the background
+"""
