@@ -17,7 +17,7 @@ What a gateway runs, in the order in which a request meets it:
 
 And beside requests:
 
-    records/     what operators keep in Redis, signed: API keys
+    records/     what operators keep in Redis, signed: API keys, replicas
     replicas/    which replicas there are, whether they live, and what they serve
     control/     the paths that a gateway answers itself: health, readiness, models, explain
     console/     the cluster on one page, live

@@ -22,6 +22,7 @@ from gateway.console.sessions import Sessions
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
+from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.routes import build_control
 from gateway.control.status import Status
 from gateway.http.asgi import run_asgi
@@ -46,7 +47,9 @@ from gateway.relay.reply import request_id
 from gateway.relay.request_record import Recorder
 from gateway.relay.stored_objects import StoredObjects
 from gateway.reload import NO_FILES, ConfigFiles, Reload
+from gateway.replicas.discovery.added import AddedReplicas
 from gateway.replicas.discovery.discovery import Discovery, sources_of
+from gateway.replicas.discovery.source import Source
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
 from gateway.replicas.health_checks import HealthChecks
@@ -129,11 +132,16 @@ class Gateway:
         self.upstream = _upstream(settings, certificates.shown)
         self.fleet = Fleet(settings.replicas, self.store, self.upstream, settings.models)
         self.known_models = KnownModels(self.fleet, self.store, settings.queue, settings.redis.namespace)
-        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
+        self.added = AddedReplicas(self.records)
+        self.discovery = Discovery(settings.replicas, self._sources(settings), self.fleet.set_targets)
         self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
         progress = AnswerProgress(self.fleet, self.store)
         self.hangs = HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
         return progress
+
+    def _sources(self, settings: GatewaySettings) -> list[Source]:
+        """Where replicas come from that are not listed."""
+        return [*sources_of(settings.discovery), *([self.added] if self.records.signer is not None else [])]
 
     def _use(self, settings: GatewaySettings) -> None:
         """From now on. Requests that run go on as they began."""
@@ -156,7 +164,7 @@ class Gateway:
         self.hangs.use(settings.health)
         self.known_models.use(settings.queue)
         if settings.discovery != before.discovery:
-            self.discovery.use_sources(sources_of(settings.discovery))
+            self.discovery.use_sources(self._sources(settings))
         self.discovery.use_listed(settings.replicas)
         self.fleet.use_models(settings.models)
         self.operations.use(settings)
@@ -226,8 +234,11 @@ class Gateway:
             self.admission,
             self.metrics,
         )
-        self.operations = operations = Operations(settings, self.fleet, self.store)
-        control = build_control(self.status, self.fleet, keyring, explained, operations, decisions, self.metrics)
+        self.operations = operations = Operations(settings, self.fleet, self.store, self.discovery)
+        changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, operations)
+        control = build_control(
+            self.status, self.fleet, keyring, explained, operations, changes, decisions, self.metrics
+        )
         if not settings.console.enabled:
             return control
         sessions = Sessions(keyring, self.store, settings.redis.namespace)

@@ -69,7 +69,11 @@ def test_every_kvgate_command_of_a_document_exists_with_these_options() -> None:
             command = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?kvgate ([a-z][\w-]*)([^#|]*)", typed)
             if command is not None:
                 assert command[1] in known, f"{document.name}: {typed}"
-                options = {option for parameter in known[command[1]].params for option in parameter.opts} | {"--help"}
+                found, words = known[command[1]], command[2].split()
+                if hasattr(found, "commands") and words:
+                    assert set(words[0].split("|")) <= found.commands.keys(), f"{document.name}: {typed}"
+                    found = found.commands[words[0].split("|")[0]]
+                options = {option for parameter in found.params for option in parameter.opts} | {"--help"}
                 assert set(re.findall(r"(?<!\S)--[a-z-]+", command[2])) <= options, f"{document.name}: {typed}"
 
 

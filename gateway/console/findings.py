@@ -18,7 +18,6 @@ from gateway.doctor.ask import gateway_evidence
 from gateway.doctor.examine import examine
 from gateway.doctor.gather import Targets, gather
 from gateway.replicas.fleet import Fleet
-from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
 from gateway.tasks import Tasks
 from gateway.tls import Certificate
@@ -76,7 +75,7 @@ class Findings:
             namespace=settings.redis.namespace,
             itself=gateway_evidence("", ready, self._status.about),
             replicas=tuple(asked) if len(asked) <= _MOST_ASKED else (),
-            discovers=settings.discovery != DiscoverySettings(),
+            discovers=settings.finds_replicas(),
             asks_registered=False,
             replica_key=key.get_secret_value() if key else None,
             replica_certificate=self._shown,

@@ -1,1 +1,2 @@
-"""The paths that a gateway answers itself: health, readiness, version, metrics, models, explain."""
+"""The paths that a gateway answers itself: health, readiness, version, metrics, models, explain,
+replicas."""

@@ -46,6 +46,8 @@ _TOLD: Final = {
     "/v1/route/explain": _Told("Where the request in the body would go, and every cost", _EXPLAIN, _OF_REQUEST),
     "/v1/demand": _Told("What runs and waits at all gateways", _ADMIN),
     "/v1/queue": _Told("Who waits, since when and why", _ADMIN),
+    "POST /v1/replicas": _Told("Add a replica", _ADMIN, _OF_REQUEST),
+    "DELETE /v1/replicas/{name}": _Told("Remove a replica that was added, gently", _ADMIN),
     "/v1/replicas": _Told("The replicas, their state, requests and keys", _ADMIN),
     "/v1/replicas/{name}": _Told("One of these replicas", _ADMIN),
     "/v1/replicas/{name}/drain": _Told("Take a replica out of service gently", _ADMIN, _MAY_BE_EMPTY),
@@ -64,12 +66,13 @@ def document(routes: Iterable[BaseRoute]) -> bytes:
 
 def _with_words(route: APIRoute) -> APIRoute:
     """The route as the document shows it. HEAD is left out: it is GET without the body."""
-    told = _TOLD[route.path_format]
+    methods = (route.methods or set()) - {"HEAD"}
+    told = _TOLD.get(f"{min(methods)} {route.path_format}") or _TOLD[route.path_format]
     needs = {"description": told.needs, "security": [{name: []} for name in _SCHEMES]} if told.needs else {}
     return APIRoute(
         route.path,
         route.endpoint,
-        methods=(route.methods or set()) - {"HEAD"},
+        methods=methods,
         summary=told.summary,
         response_class=Response,
         responses={200: {"content": {told.content: {}}}, "default": _FAILS},

@@ -15,7 +15,10 @@ from coordinator.pool.tenant_use import TenantUse, read_use
 from coordinator.registry import ReplicaRecord, each, is_number, readable
 from coordinator.store import Store
 from gateway.errors import ApiError
+from gateway.replicas.discovery.added import ADDED
+from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet
+from gateway.replicas.member import Member
 from gateway.routing.tenants import bands_of
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
@@ -26,9 +29,10 @@ _MOST_TENANTS = 200
 class Operations:
     """Answers the operators' paths."""
 
-    def __init__(self, settings: GatewaySettings, fleet: Fleet, store: Store) -> None:
+    def __init__(self, settings: GatewaySettings, fleet: Fleet, store: Store, discovery: Discovery) -> None:
         self._fleet = fleet
         self._store = store
+        self._discovery = discovery
         self.use(settings)
 
     def use(self, settings: GatewaySettings) -> None:
@@ -63,7 +67,25 @@ class Operations:
         except StoreError as error:
             raise store_away(error) from None
         texts = ([readable(text or b"") for text in part] for part in (records, active, drained))
-        return [_shown_replica(pool.name, *row) for row in zip(names, *texts, keys, strict=True)]
+        rows = zip(names, *texts, keys, strict=True)
+        return [_shown_replica(pool.name, *row) | self._told(self._fleet.members[row[0]]) for row in rows]
+
+    def _told(self, member: Member) -> dict[str, Any]:
+        """What its source tells of a replica. A replica that was removed has no source."""
+        source = self._discovery.sources.get(member.id)
+        return {"url": member.url, "source": source, "labels": member.labels}
+
+    def unused(self) -> list[dict[str, Any]]:
+        """The replicas that get no requests: those that were never reached, and added ones that others go before."""
+        found = [
+            {"id": member.id, **self._told(member), "problem": member.problem or "its id belongs to another engine"}
+            for member in self._fleet.targets
+            if not member.pool or member.identity.is_taken
+        ]
+        for replica, why in self._discovery.outranked.get(ADDED, {}).values():
+            told = {"id": replica.id, "url": replica.url, "source": ADDED, "labels": replica.labels}
+            found.append(told | {"problem": why})
+        return found
 
     async def drain(self, name: str, *, is_over: bool) -> dict[str, Any]:
         """Drain a replica, or end that. Raises ApiError."""

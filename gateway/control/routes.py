@@ -17,6 +17,7 @@ from gateway.control.decisions import Decisions, told
 from gateway.control.explain import Explainer
 from gateway.control.openapi import document
 from gateway.control.operations import Operations
+from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.status import Status
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
@@ -25,6 +26,7 @@ from gateway.request.keyring import Caller, Keyring
 
 _SELECTED = frozenset({"tenant", "model", "replica", "request_id"})
 """What of the decisions one may ask for."""
+_MOST_BODY_BYTES = 16_384
 _GET_OR_HEAD = ["GET", "HEAD"]  # load balancers and uptime checks send HEAD; the exchange then sends no body
 
 
@@ -34,6 +36,7 @@ def build_control(
     keyring: Keyring,
     explained: Explainer,
     operations: Operations,
+    changes: ReplicaChanges,
     decisions: Decisions,
     metrics: Metrics,
 ) -> FastAPI:
@@ -45,6 +48,7 @@ def build_control(
     _add_models(app, fleet, keyring)
     _add_explain(app, keyring, explained)
     _add_operations(app, keyring, operations)
+    _add_changes(app, keyring, changes)
     _add_decisions(app, status, keyring, decisions)
     _add_openapi(app)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
@@ -150,7 +154,7 @@ def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> N
 
     @admins("/v1/replicas", methods=_GET_OR_HEAD)
     async def replicas() -> Response:
-        return _json(200, {"replicas": await operations.replicas()})
+        return _json(200, {"replicas": await operations.replicas(), "unused": operations.unused()})
 
     @admins("/v1/replicas/{name}", methods=_GET_OR_HEAD)
     async def replica(name: str) -> Response:
@@ -163,6 +167,28 @@ def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> N
     @admins("/v1/replicas/{name}/undrain", methods=["POST"])
     async def undrain(name: str) -> Response:
         return _json(200, await operations.drain(name, is_over=True))
+
+
+def _add_changes(app: FastAPI, keyring: Keyring, changes: ReplicaChanges) -> None:
+    @app.post("/v1/replicas")
+    async def add(request: Request) -> Response:
+        refuse_other_origins(request)
+        caller = _refuse_others(keyring, request)
+        return _json(200, await changes.add(await _small_body(request), caller.key))
+
+    @app.delete("/v1/replicas/{name}")
+    async def remove(request: Request, name: str) -> Response:
+        caller = _refuse_others(keyring, request)
+        return _json(200, await changes.remove(name, caller.key))
+
+
+async def _small_body(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MOST_BODY_BYTES:
+            raise ApiError(413, "request_too_large", f"body: it has more than {_MOST_BODY_BYTES} bytes.")
+    return body
 
 
 def _add_openapi(app: FastAPI) -> None:

@@ -16,7 +16,8 @@ from coordinator.watch.watcher import Watcher
 from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.reload import Reload
-from gateway.replicas.discovery.discovery import Discovery
+from gateway.replicas.discovery.added import ADDED
+from gateway.replicas.discovery.discovery import LISTED, Discovery
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.member import Member
 from gateway.replicas.model_states import model_states
@@ -103,6 +104,8 @@ class Status:
             "asleep": [member.id for member in fleet.targets if fleet.is_asleep(member.id)],
             "breaker_open": [member.id for member in fleet.targets if self._has_open_breaker(member)],
             "taken_ids": fleet.taken_ids(),
+            "sources": {name: source for name, source in self._discovery.sources.items() if source != LISTED},
+            "added_not_used": {name: each.why for name, each in self._discovery.outranked.get(ADDED, {}).items()},
             "labels": {member.id: member.labels for member in fleet.targets if member.labels},
             "config_problems": self._reload.problems[:_MOST_NAMES],
             "needs_a_restart": self._reload.left,

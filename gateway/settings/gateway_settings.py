@@ -225,6 +225,10 @@ class GatewaySettings(Section):
             raise ValueError("shared_port must differ from port; leave it out where each host has one gateway")
         return self
 
+    def finds_replicas(self) -> bool:
+        """Whether it may use replicas that it does not list."""
+        return self.discovery != DiscoverySettings() or self.security.records_secret is not None
+
     def fingerprint(self) -> dict[str, str]:
         """A digest of each section in which the gateways of a cluster should agree. Of a secret, it only shows whether
         there is one."""

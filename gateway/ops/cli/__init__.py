@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.ops.cli import config, doctor, follow, operate, owners, redis_cli, replica, serve, top, watch
+from gateway.ops.cli import config, doctor, follow, operate, owners, redis_cli, replica, replicas, serve, top, watch
 from gateway.ops.cli import local_cluster as cluster
 from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.printable import printable_lines
@@ -50,6 +50,9 @@ for command in _COMMANDS:
     if command is redis_cli.redis_cli:  # what follows Redis' command is its own: `zrange KEY -5 -1`
         settings["allow_interspersed_args"] = False
     app.command(cls=KvgateCommand, short_help=summary, context_settings=settings)(command)
+
+
+app.add_typer(replicas.app, short_help="Add, remove and list replicas while gateways run.")
 
 
 @app.callback()

@@ -99,7 +99,6 @@ def _targets(
     from gateway.doctor.gather import Targets
     from gateway.ops.cli.config import load, named_by_option, of_options
     from gateway.ops.local.state_dir import read_cluster
-    from gateway.settings.discovery_settings import DiscoverySettings
     from gateway.settings.gateway_settings import ReplicaSettings
 
     gateways = _urls("--gateway", gateway)
@@ -113,7 +112,7 @@ def _targets(
             namespace=redis.namespace,
             gateways=gateways,
             replicas=tuple(settings.replicas),
-            discovers=settings.discovery != DiscoverySettings(),
+            discovers=settings.finds_replicas(),
             **_configured(settings),
         )
     if redis_url is not None:

@@ -58,10 +58,10 @@ def drain(
     if not any(one["state"] == "ready" and one["pool"] == answer["pool"] for one in replicas):
         typer.echo(f"no replica of {answer['pool']} is ready now: requests get a 503, or are held", err=True)
     if wait:
-        _wait(replica, url, api_key, timeout_s)
+        wait_until_drained(replica, url, api_key, timeout_s)
 
 
-def _wait(replica: str, url: str, api_key: str | None, timeout_s: float) -> None:
+def wait_until_drained(replica: str, url: str, api_key: str | None, timeout_s: float) -> None:
     """Waits until a replica has no request and no key. Says whenever the numbers have changed. The keys of one that is
     dead or hangs are not waited for."""
     until_s, told = time.monotonic() + timeout_s, ""

@@ -148,3 +148,19 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     found = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}" if diagnosis.findings else "nothing found"
     made = f"{diagnosis.checks} checks of {diagnosis.looked_at}" if diagnosis.looked_at else "nothing answers"
     console.print(f"{found}: {made}")
+
+
+def print_replicas(answer: dict[str, Any]) -> None:
+    """Print all replicas of a gateway's answer."""
+    answer, table = all_printable(answer), _table("replica", "state", "requests", "keys", "from", "labels", "address")
+    for each in answer["replicas"]:
+        figures = each["state"], str(each["active_requests"]), str(each["keys"])
+        table.add_row(*map(escape, (each["id"], *figures, *_origin(each))))
+    for each in answer["unused"]:
+        table.add_row(*map(escape, (each["id"], f"not used: {each['problem']}", "", "", *_origin(each))))
+    _console().print(table)
+
+
+def _origin(replica: dict[str, Any]) -> tuple[str, str, str]:
+    labels = " ".join(f"{name}={value}" for name, value in replica["labels"].items())
+    return replica["source"] or "", labels, replica["url"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import NamedTuple
 
 import structlog
 
@@ -14,6 +15,16 @@ from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.tasks import Tasks
 
 _log = structlog.get_logger("kvgate.discovery")
+
+LISTED = "configuration"
+"""The source of the replicas that the configuration lists."""
+
+
+class Outranked(NamedTuple):
+    """A replica that a source has found, and another one that goes before it."""
+
+    replica: ReplicaSettings
+    why: str
 
 
 class Discovery:
@@ -30,6 +41,9 @@ class Discovery:
         self._found: dict[str, list[ReplicaSettings]] = {}
         """By source. Those of a source that is followed no more stay until all others have answered."""
         self._used = self._listed
+        self._now = _Together(listed)
+        self.outranked: dict[str, dict[str, Outranked]] = {}
+        """Source → replica → why what this source found is not used."""
         self._tasks = Tasks()
         self._following: list[asyncio.Task[None]] = []
         self._set_sources(sources)
@@ -43,6 +57,11 @@ class Discovery:
     def problems(self) -> dict[str, str]:
         """The problem of each source; empty while it answers. Its last answer stays valid during a problem."""
         return dict(self._problems)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Replica → the source that it comes from."""
+        return self._now.sources
 
     async def first_answers(self) -> None:
         """Wait until every source has answered or failed once."""
@@ -67,7 +86,7 @@ class Discovery:
         self._set_sources(sources)
         self._begin()
         self._drop_left()
-        self._use_all("configuration")
+        self._use_all(LISTED)
 
     async def _follow(self, source: Source) -> None:
         while True:
@@ -98,7 +117,7 @@ class Discovery:
     def use_listed(self, replicas: Sequence[ReplicaSettings]) -> None:
         """The configuration lists these from now on."""
         self._listed = [*replicas]
-        self._use_all("configuration")
+        self._use_all(LISTED)
 
     def _use_all(self, source: str) -> None:
         """`source` has told something new."""
@@ -126,16 +145,49 @@ class Discovery:
     def _together(self) -> list[ReplicaSettings]:
         """Each engine and each id once. A listed replica keeps its listed id. If two sources find the same engine, the
         first source names it."""
-        together = list(self._listed)
-        ids, urls = {replica.id for replica in together}, {replica.url for replica in together}
+        together, outranked = _Together(self._listed), dict[str, dict[str, Outranked]]()
         left = (name for name in self._found if name not in self._asked)
         for source in (*self._asked, *left):
             for replica in sorted(self._found.get(source, ()), key=lambda each: each.id):
-                if replica.id not in ids and replica.url not in urls:
-                    together.append(replica)
-                    ids.add(replica.id)
-                    urls.add(replica.url)
-        return together
+                if why := together.taken(replica):
+                    outranked.setdefault(source, {})[replica.id] = Outranked(replica, why)
+                else:
+                    together.add(replica, source)
+        for source, replicas in outranked.items():
+            if replicas.keys() != self.outranked.get(source, {}).keys():
+                _log.info("other replicas go before these", source=source, why=[each.why for each in replicas.values()])
+        self._now, self.outranked = together, outranked
+        return together.replicas
+
+    def taken(self, replica: ReplicaSettings) -> str:
+        """Why this replica would not be used if a further source found it; empty if it would be."""
+        return self._now.taken(replica)
+
+
+class _Together:
+    """The replicas of several sources."""
+
+    def __init__(self, listed: Sequence[ReplicaSettings]) -> None:
+        self.replicas: list[ReplicaSettings] = []
+        self.sources: dict[str, str] = {}
+        self._of_server: dict[str, list[ReplicaSettings]] = {}
+        for replica in listed:
+            self.add(replica, LISTED)
+
+    def add(self, replica: ReplicaSettings, source: str) -> None:
+        self.replicas.append(replica)
+        self.sources[replica.id] = source
+        self._of_server.setdefault(replica.url, []).append(replica)
+
+    def taken(self, replica: ReplicaSettings) -> str:
+        """Why it is not to be added, too: an id and an engine may be there once. A server without a rank is all its
+        ranks."""
+        if source := self.sources.get(replica.id):
+            return f"{replica.id} comes from {source} already"
+        for other in self._of_server.get(replica.url, ()):
+            if other.dp_rank == replica.dp_rank or None in (other.dp_rank, replica.dp_rank):
+                return f"{replica.url} is {other.id} already, from {self.sources[other.id]}"
+        return ""
 
 
 def sources_of(settings: DiscoverySettings) -> list[Source]:
