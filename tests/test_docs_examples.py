@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from gateway.ops.cli import app
 from gateway.ops.local.ports import free_ports
-from tests.documents import ROOT, blocks, example, typing
+from tests.documents import ROOT, blocks, example, section, typing
 from tests.programs import needs
 
 
@@ -19,6 +20,23 @@ def test_a_gateway_with_tls(tmp_path: Path) -> None:
     with typing(tmp_path, typed, [end]) as printed:
         assert '"ready":true' in printed
         assert "0 requests waiting\nreplica" in printed
+
+
+AT_ONCE = """told=$((told + 2)); kill -HUP $(grep -oP 'gateway gw.* pid \\K\\d+' printed.txt)
+  until [ $(cat .kvgate/logs/gw*.log | grep -c 'configuration read again') -ge $told ]; do sleep 0.05; done"""
+"""In place of a wait for two gateways to look at their file: they are told."""
+
+
+@needs("curl")
+def test_a_version_of_a_model_is_rolled_out_and_back_and_the_counts_are_those_of_the_page(tmp_path: Path) -> None:
+    v1, v2, gateways = map(str, free_ports(3))
+    ports = {"8001": v1, "8002": v2, "8080": gateways, "sleep 3": AT_ONCE}
+    *typed, down, kill = example("models.md", "Roll out a version", ports)
+    counts = re.compile(r"^ +(\d+) x-kvgate-replica: (v\d)\b", flags=re.MULTILINE)
+    expected = counts.findall(section("models.md", "Roll out a version"))
+    assert len(expected) > 9
+    with typing(tmp_path, typed, [down, kill]) as printed:
+        assert counts.findall(printed) == expected
 
 
 def test_the_readmes_configuration_has_ten_lines_and_nothing_to_warn_of(tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ async def test_a_conversation_stays_with_its_version_through_every_gateway(
         assert len(seen) == 1
 
 
+async def test_what_a_client_calls_one_conversation_stays_with_one_version_from_its_first_request_on(
+    stage: Stage, http: httpx.AsyncClient
+) -> None:
+    seen: list[set[str]] = []
+    for session in range(20):
+        headers, replicas = {"x-kvgate-session": f"session {session}"}, set()
+        for at in range(3):
+            body = chat(prose(f"session {session} {at}", 40), model="chat")
+            answer = await http.post(stage.urls[at] + CHAT, json=body, headers=headers)
+            replicas.add("v2" if answer.headers["x-kvgate-replica"] == "weight-c" else "v1")
+        seen.append(replicas)
+    assert {len(each) for each in seen} == {1}
+    assert set.union(*seen) == {"v1", "v2"}
+
+
 async def test_no_death_of_a_version_leaves_the_model_without_service(stage: Stage, http: httpx.AsyncClient) -> None:
     for name in ("a", "b"):
         stage.servers[name].kill()
