@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from gateway.ops.cli import app
 from gateway.ops.local.ports import free_ports
+from gateway.settings.gateway_settings import GatewaySettings
 from tests.documents import ROOT, blocks, example, section, typing
 from tests.programs import needs
 
@@ -39,11 +42,28 @@ def test_a_version_of_a_model_is_rolled_out_and_back_and_the_counts_are_those_of
         assert counts.findall(printed) == expected
 
 
-def test_the_readmes_configuration_has_ten_lines_and_nothing_to_warn_of(tmp_path: Path) -> None:
-    (block,) = blocks((ROOT / "README.md").read_text(), "yaml")
-    assert len(block.splitlines()) == 10
+@pytest.mark.parametrize(("document", "most_lines"), [("README.md", 10), ("docs/how-to/migrate.md", 17)])
+def test_a_whole_configuration_is_short_and_there_is_nothing_to_warn_of(
+    document: str, most_lines: int, tmp_path: Path
+) -> None:
+    (block,) = blocks((ROOT / document).read_text(), "yaml")
+    assert len(block.splitlines()) <= most_lines
     file = tmp_path / "gateway.yaml"
     file.write_text(block)
     checked = CliRunner().invoke(app, ["check-config", "--strict", str(file)])
     assert checked.exit_code == 0, checked.output
     assert "2 replicas" in checked.output
+
+
+def test_every_setting_that_the_page_for_migrants_names_exists() -> None:
+    schema = GatewaySettings.model_json_schema()
+    named = re.findall(r"`([a-z_]+(?:\[\])?(?:\.[a-z_]+(?:\[\])?)+)\b", (ROOT / "docs/how-to/migrate.md").read_text())
+    settings = [each for each in named if each.split(".")[0].removesuffix("[]") in schema["properties"]]
+    assert len(settings) > 40
+    for each in settings:
+        part: Any = schema
+        for name in each.replace("[]", "").split("."):
+            kinds = [part, *part.get("anyOf", ()), part.get("items", {})]
+            kinds = [schema["$defs"][kind["$ref"].split("/")[-1]] if "$ref" in kind else kind for kind in kinds]
+            part = next((kind["properties"][name] for kind in kinds if name in kind.get("properties", ())), None)
+            assert part is not None, each
