@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
+import msgspec
 import orjson
 
 from coordinator.engine.facts import base_card, cache_settings, parse_metrics, parse_models
@@ -119,38 +120,25 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
         return gateway_evidence(url, ready, about)
     except NotAnswered as error:
         return GatewayEvidence(url=url, problem=str(error))
-    except (LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, ValueError):
         return GatewayEvidence(url=url, problem=f"{url}/ready does not answer as a gateway does")
 
 
 def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> GatewayEvidence:
-    """What a gateway's /ready and /version say. Raises LookupError, TypeError or AttributeError if no gateway says
-    that."""
-    return GatewayEvidence(
-        url=url,
-        id=str(ready["gateway"]),
-        version=str(about["version"]),
-        settings={str(section): str(digest) for section, digest in about.get("settings", {}).items()},
-        is_ready=bool(ready["ready"]),
-        reasons=tuple(map(str, ready["reasons"])),
-        config_problems=tuple(map(str, ready.get("config_problems", ()))),
-        needs_a_restart=tuple(map(str, ready.get("needs_a_restart", ()))),
-        store_problem=str(ready.get("store_problem") or ""),
-        store_warnings={
-            str(name): str(warning)
-            for name, warning in zip(ready.get("store_conditions", ()), ready.get("store_warnings", ()), strict=False)
-        },
-        taken_ids={str(replica): str(said) for replica, said in ready.get("taken_ids", {}).items()},
-        replicas=frozenset(map(str, ready["replicas"])),
-        exact=frozenset(map(str, ready["exact"])),
-        pools=tuple(map(str, ready.get("pools", ()))),
-        models_down=tuple(map(str, ready.get("models_down", ()))),
-        several_pools={
-            str(name): tuple(map(str, pools)) for name, pools in ready.get("models_in_several_pools", {}).items()
-        },
-        python=str(about["python"]["version"]),
-        is_optimised=bool(about["python"]["is_optimised"]),
-    )
+    """What a gateway's /ready and /version say. Raises LookupError, TypeError or ValueError if no gateway says that."""
+    told = ready | {
+        "url": url,
+        "id": ready["gateway"],
+        "version": about["version"],
+        "settings": about.get("settings", {}),
+        "is_ready": ready["ready"],
+        "store_problem": ready.get("store_problem") or "",
+        "store_warnings": dict(zip(ready.get("store_conditions", ()), ready.get("store_warnings", ()), strict=False)),
+        "several_pools": ready.get("models_in_several_pools", {}),
+        "python": about["python"]["version"],
+        "is_optimised": about["python"]["is_optimised"],
+    }
+    return msgspec.convert(told, GatewayEvidence)
 
 
 async def with_keys(
