@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gateway.ops.errors import CommandError
 from gateway.ops.local.processes import Process
 
@@ -59,14 +61,7 @@ def read_cluster(state_dir: Path) -> Cluster:
     found = _read_json(state_dir / "cluster.json")
     if found is None:
         raise CommandError(f"no cluster is up in {state_dir}: start one with `kvgate up --state-dir {state_dir}`")
-    members = {kind: [ClusterProcess(**member) for member in found[kind]] for kind in ("gateways", "replicas")}
-    return Cluster(
-        found["url"],
-        found["redis_url"],
-        **members,
-        redis_namespace=found.get("redis_namespace", ""),
-        base_config=found.get("base_config", ""),
-    )
+    return msgspec.convert(found, Cluster)
 
 
 def write_processes(state_dir: Path, processes: list[Process]) -> None:
