@@ -7,8 +7,8 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import orjson
@@ -69,18 +69,6 @@ class EngineProbe(Protocol):
         ...
 
 
-class _Identity(NamedTuple):
-    """What stays the same while an engine process lives, and is asked once."""
-
-    started: str
-    pool: str
-    version: tuple[int, ...]
-    events: str
-    replay: str
-    tells_sleep: bool
-    """Whether it has /is_sleeping."""
-
-
 class HttpEngine:
     """The probe of one replica's engine. Event endpoints that are not given are asked of the engine (vLLM >= 0.32).
     `lmcache` is the HTTP address of the LMCache server beside it; empty without one."""
@@ -104,30 +92,27 @@ class HttpEngine:
         self._tier: ChunkTier | None = None
         self._speeds: dict[str, float] = {}
         self._tier_due_s = 0.0
-        self._identity: _Identity | None = None
+        self._life: EngineSnapshot | None = None
+        """What stays the same while an engine process lives, and is asked once."""
+        self._tells_sleep = False
+        """Whether it has /is_sleeping."""
         self._is_asleep: bool | None = None
 
     async def look(self) -> EngineSnapshot:
         try:
             _, text = await self._get("/metrics")
             facts = parse_metrics(text.decode("utf-8", "replace"), self._dp_rank)
-            if self._identity is None or self._identity.started != facts.started or not facts.started:
-                self._identity = await self._ask_identity(facts.started)
+            if self._life is None or self._life.started != facts.started or not facts.started:
+                self._life = await self._ask_life(facts.started)
             await self._look_whether_asleep(facts.is_asleep)
         except ControlError as error:
             raise EngineAway(f"{self._url}: {error}") from error
         if self._lmcache and time.monotonic() >= self._tier_due_s:
             await self._look_at_lmcache()
-        started, pool, version, events, replay, _ = self._identity
-        return EngineSnapshot(
-            pool=pool,
-            url=self._url,
-            started=started,
+        return replace(
+            self._life,
             capacity_tokens=facts.capacity_tokens,
             block_size=facts.block_size,
-            version=version,
-            events=events,
-            replay=replay,
             waiting=int(facts.figures.get("waiting", 0)),
             counters=facts.figures | self._speeds,
             tier=self._tier,
@@ -137,8 +122,7 @@ class HttpEngine:
     async def _look_whether_asleep(self, told: bool | None) -> None:
         """`told`: by its metrics. If an engine is too busy to answer /is_sleeping, its last answer counts. If it
         answers an error, it stops, and is not asked again: vLLM 0.33 never exits while such a question waits."""
-        assert self._identity is not None
-        if not self._identity.tells_sleep:
+        if not self._tells_sleep:
             self._is_asleep = told
             return
         with suppress(ControlError, orjson.JSONDecodeError):
@@ -146,7 +130,7 @@ class HttpEngine:
             if status == _OK:
                 self._is_asleep = parse_sleep(orjson.loads(body))
             else:
-                self._identity = self._identity._replace(tells_sleep=False)
+                self._tells_sleep = False
 
     async def _look_at_lmcache(self) -> None:
         """Every few seconds. While the server is away, its last answer counts: chunk names do not change."""
@@ -171,7 +155,7 @@ class HttpEngine:
         text = answer.get("prompt") if isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
 
-    async def _ask_identity(self, started: str) -> _Identity:
+    async def _ask_life(self, started: str) -> EngineSnapshot:
         cards = parse_models(await self._client.get_json(self._url + "/v1/models", _TIMEOUT_S))
         base = base_card(cards)
         if base is None:
@@ -181,8 +165,9 @@ class HttpEngine:
         if not events:
             events, replay = event_endpoints(await self._optional("/kv_event_sources"), self._url, self._dp_rank)
         version = _version(await self._optional("/version"))
-        tells_sleep = parse_sleep(await self._optional("/is_sleeping")) is not None
-        return _Identity(started, pool_slug(base.root), version, events, replay, tells_sleep)
+        self._tells_sleep = parse_sleep(await self._optional("/is_sleeping")) is not None
+        pool = pool_slug(base.root)
+        return EngineSnapshot(pool, self._url, started, version=version, events=events, replay=replay)
 
     async def _optional(self, path: str) -> Any:
         """The JSON at a path; None if the server does not have it: an older vLLM, or another engine."""

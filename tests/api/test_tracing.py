@@ -173,26 +173,17 @@ def test_requests_go_on_while_the_receiver_fails_and_their_spans_come_later(
     assert (again["event"], again["lost"]) == ("traces are sent again", 0)
 
 
-def test_what_is_left_is_sent_when_a_gateway_stops(
+def test_what_is_left_is_sent_when_a_gateway_stops_under_the_name_of_the_environment(
     open_cluster: Cluster, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_BSP_SCHEDULE_DELAY", raising=False)  # so nothing is sent before
-    with in_thread(Receiver()) as own:
-        config = {"tracing": {"endpoint": own.url, "sample_ratio": 1.0}}
-        with running_gateway(tmp_path, open_cluster.redis_url, open_cluster.replicas, config) as url:
-            assert stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh())).status_code == 200
-        assert sorted(span["name"] for span in own.spans)[:2] == ["attempt", "chat sim"]
-
-
-def test_the_environment_may_name_the_service(
-    open_cluster: Cluster, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "our-gateways")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=staging,service.name=not-this")
     with in_thread(Receiver()) as own:
         config = {"tracing": {"endpoint": own.url, "sample_ratio": 1.0}}
         with running_gateway(tmp_path, open_cluster.redis_url, open_cluster.replicas, config) as url:
             assert stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh())).status_code == 200
+        assert sorted(span["name"] for span in own.spans)[:2] == ["attempt", "chat sim"]
         resource = own.spans[0]["resource"]
     assert resource["service.name"] == "our-gateways"
     assert resource["deployment.environment.name"] == "staging"
