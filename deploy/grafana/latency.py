@@ -157,10 +157,78 @@ _ANSWERS = Row(
     ),
 )
 
+_BACKEND = "model, backend"
+_OF_BACKENDS = "kvgate_backend_requests_total"
+_BACKEND_TOKENS = "kvgate_backend_tokens_total"
+
+
+def _failed_share() -> str:
+    """It is 0, and not missing, while a backend has no errors."""
+    whole = rate(_OF_BACKENDS, _BACKEND)
+    failed = rate(_OF_BACKENDS, _BACKEND, f'{JOB},status=~"5..|broken"')
+    return f"({failed} or 0 * {whole}) / {whole}"
+
+
+_BACKENDS = Row(
+    "Backends of a model",
+    (
+        Panel(
+            "Share of requests",
+            "Of a configured model, by backend; an empty name: no backend was chosen. Good: the weights, but for "
+            "conversations, which stay with their backend.",
+            (
+                Query(
+                    f"{rate(_OF_BACKENDS, _BACKEND)} / on (model) group_left () {rate(_OF_BACKENDS, 'model')}",
+                    "{{model}} {{backend}}",
+                ),
+            ),
+            unit="percentunit",
+            max=1,
+            width=12,
+        ),
+        Panel(
+            "Time to the first token by backend",
+            "Of streamed answers. A new version that is slower shows here; one with few requests has cold caches.",
+            tuple(
+                Query(
+                    quantile(q, "kvgate_backend_first_token_seconds", _BACKEND), f"{{{{model}}}} {{{{backend}}}} {name}"
+                )
+                for q, name in ((0.5, "p50"), (0.95, "p95"))
+            ),
+            unit="s",
+            width=12,
+        ),
+        Panel(
+            "Error share by backend",
+            "5xx and answers that broke off, of all requests of the backend. Good: 0. A request that another backend "
+            "answered after a retry counts there.",
+            (Query(_failed_share(), "{{model}} {{backend}}"),),
+            unit="percentunit",
+            width=12,
+        ),
+        Panel(
+            "Cached share by backend",
+            "Prompt tokens that engines served from their caches, of all. It rises in the first minutes of a backend.",
+            (
+                Query(
+                    share(
+                        rate(_BACKEND_TOKENS, _BACKEND, f'{JOB},kind="cached"'),
+                        rate(_BACKEND_TOKENS, _BACKEND, f'{JOB},kind="prompt"'),
+                    ),
+                    "{{model}} {{backend}}",
+                ),
+            ),
+            unit="percentunit",
+            max=1,
+            width=12,
+        ),
+    ),
+)
+
 LATENCY = Dashboard(
     "kvgate-latency",
     "Latency",
     "How long clients wait for their first token and for the whole answer, and what placing takes of it.",
     (JOBS, PATHS, ENGINES),
-    (_CLIENTS, _PLACING, _ANSWERS),
+    (_CLIENTS, _PLACING, _ANSWERS, _BACKENDS),
 )

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.pool.demand import Demand
+from gateway.metrics.backend_metrics import BackendMetrics
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.first_tokens import FirstTokens
 from gateway.metrics.label_values import LabelValues
@@ -103,6 +104,7 @@ class Metrics:
             "Tokens, as engines report them at the end of answers; kind: prompt, cached (a part of prompt), output.",
             "kind model tenant",
         )
+        self.backends = BackendMetrics(self.registry, _LATENCY_S)
 
     def _add_queue(self) -> None:
         self.queue_waiting = self._gauge(

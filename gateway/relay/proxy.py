@@ -10,6 +10,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 import structlog
 
@@ -151,10 +152,14 @@ class Proxy:
             metrics.time_to_first_token_s.observe(reply.first_byte_s, label, model)
             if job is not None:
                 metrics.first_tokens.note(job.served.pool, reply.first_byte_s)
-        if (usage := reply.usage) is not None:
-            metrics.tokens.inc("prompt", model, tenant, by=usage.prompt_tokens)
-            metrics.tokens.inc("cached", model, tenant, by=usage.cached_tokens or 0)
-            metrics.tokens.inc("output", model, tenant, by=usage.output_tokens)
+        tokens, usage = dict[str, int](), reply.usage
+        if usage is not None:
+            tokens = {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens or 0, "output": usage.output_tokens}
+        for kind, count in tokens.items():
+            metrics.tokens.inc(kind, model, tenant, by=count)
+        if job is not None and job.offer is not None and job.offer.options:
+            status = "broken" if reply.code and reply.status < HTTPStatus.BAD_REQUEST else str(reply.status)
+            metrics.backends.note(job.offer.model, job.option, status, reply.first_byte_s, tokens)
 
 
 def _no_websocket() -> ApiError:

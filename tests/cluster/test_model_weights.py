@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import Cluster, SimReplica
 from tests.cluster.clients import CHAT, ask, chat, prose
@@ -62,9 +63,10 @@ async def _knows_all(http: httpx.AsyncClient, url: str) -> bool:
     return len((await http.get(f"{url}/ready")).json()["replicas"]) == 3
 
 
-async def versions(http: httpx.AsyncClient, stage: Stage, prompts: list[str]) -> Counter[str]:
+async def versions(http: httpx.AsyncClient, stage: Stage, prompts: list[str], **fields: Any) -> Counter[str]:
     """How many of these requests each version has answered; they go through all gateways at the same time."""
-    asked = (ask(http, stage.urls[at % GATEWAYS], prompt, model="chat") for at, prompt in enumerate(prompts))
+    fields = {"model": "chat", **fields}
+    asked = (ask(http, stage.urls[at % GATEWAYS], prompt, **fields) for at, prompt in enumerate(prompts))
     found: Counter[str] = Counter()
     for answer in await asyncio.gather(*asked):
         assert answer.status_code == 200, answer.text
@@ -115,3 +117,28 @@ async def test_no_death_of_a_version_leaves_the_model_without_service(stage: Sta
     )
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.headers["x-kvgate-replica"] for answer in answers} == {"weight-c"}
+
+
+async def test_each_version_has_its_numbers(stage: Stage, http: httpx.AsyncClient) -> None:
+    prompts = [prose(f"numbers {at}", 40) for at in range(40)]
+    await versions(http, stage, prompts)
+    await versions(http, stage, prompts[:20], model="gpt-4o-mini", stream=True)  # the second turn of these
+    pages = await asyncio.gather(*(http.get(f"{url}/metrics") for url in stage.urls))
+    assert counted(pages, "kvgate_backend_requests_total") == {"v1": 54, "v2": 6}
+    begun = counted(pages, "kvgate_backend_first_token_seconds_count")
+    assert begun == {"v1": 18, "v2": 2}
+    tokens = counted(pages, "kvgate_backend_tokens_total", kind="prompt")
+    cached = counted(pages, "kvgate_backend_tokens_total", kind="cached")
+    assert tokens["v1"] > cached["v1"] > 0
+    assert tokens["v2"] > 0
+
+
+def counted(pages: list[httpx.Response], name: str, **labels: str) -> Counter[str]:
+    """The sum over gateways, by backend of the model."""
+    found: Counter[str] = Counter()
+    for family in (each for page in pages for each in text_string_to_metric_families(page.text)):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                assert sample.labels["model"] == "chat"
+                found[sample.labels["backend"]] += int(sample.value)
+    return found

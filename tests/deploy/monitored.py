@@ -29,6 +29,7 @@ CONFIG = {
     "redis": {"budget_ms": 500},
     "health": {"timeout_s": 5},
     "discovery": NOWHERE,
+    "models": [{"name": "sim", "backends": [{"name": "v1", "match": {"model": "sim"}}]}],
     "policy": {"max_active_requests": EACH},
     "queue": {"max_waiting": MAX_WAITING, "max_waiting_per_tenant": MAX_WAITING},
 }
