@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from coordinator.errors import StoreError
-from gateway.control.operations import Operations, store_away
+from gateway.control.operations import Operations
 from gateway.errors import ApiError
 from gateway.records.record_book import ChangedMeanwhileError, RecordBook
 from gateway.replicas.discovery.added import ADDED, MOST, AddedReplicas
@@ -42,8 +42,9 @@ class ReplicaChanges:
             await self._added.add(replica, who)
         except ChangedMeanwhileError:
             raise ApiError(409, "changed_meanwhile", "Somebody else was quicker. Look, and try again.") from None
-        except StoreError as error:
-            raise store_away(error) from None
+        except StoreError as error:  # Redis may have it, or find it in its socket later
+            message = f"Redis does not answer ({error}). Whether it was added is not known: look when Redis is back."
+            raise ApiError(503, "store_unreachable", message, headers={"retry-after": "1"}) from None
         except ValueError:
             raise ApiError(400, "invalid_value", "url: is too long.", "url") from None
         if (known := self._fleet.members.get(replica.id)) is not None and known.url == replica.url:

@@ -25,6 +25,7 @@ from tests.cluster.clients import Load, ask, held_stream, prose, running_load
 from tests.cluster.gateways import another_gateway
 from tests.cluster.servers import another_server
 from tests.polling import eventually
+from tests.redis_server import running_redis
 
 SECRET, OPS = "0123456789abcdef-of-records", "ops-key-0123456789"
 KEYS = [
@@ -302,6 +303,35 @@ async def kvgate(cluster: Cluster, *words: str) -> tuple[int, str]:
     output, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, output.decode()
+
+
+async def test_while_redis_is_away_a_removal_counts_at_once_here_and_for_all_when_it_is_back(
+    cluster: Cluster, http: httpx.AsyncClient, server: SimReplica
+) -> None:
+    with running_redis() as own:
+        address = {"redis": PATIENT_REDIS | {"url": own.url}}
+        async with another_gateway(cluster, "a", **address) as a, another_gateway(cluster, "b", **address) as b:
+            added = await http.post(f"{a.url}/v1/replicas", json={"id": "r3", "url": server.url})
+            assert added.status_code == 200
+            await eventually(lambda: uses(http, b.url, "r3"))
+            own.pause()
+            refused = await http.post(f"{a.url}/v1/replicas", json={"id": "r2", "url": "http://127.0.0.1:1"})
+            removed = await http.delete(f"{a.url}/v1/replicas/r3")
+            assert (refused.status_code, removed.status_code) == (503, 503)
+            assert "look when Redis is back" in refused.json()["error"]["message"]
+            assert "tells the others" in removed.json()["error"]["message"]
+            await eventually(lambda: uses_not(http, a.url, "r3"))
+            assert await uses(http, b.url, "r3")
+            own.resume()
+            await eventually(lambda: uses_not(http, b.url, "r3"))
+
+
+async def uses(http: httpx.AsyncClient, url: str, replica: str) -> bool:
+    return replica in (await ready(http, url))["replicas"]
+
+
+async def uses_not(http: httpx.AsyncClient, url: str, replica: str) -> bool:
+    return not await uses(http, url, replica)
 
 
 async def test_without_the_secret_it_refuses_and_says_how_to_set_it(cluster: Cluster, http: httpx.AsyncClient) -> None:
