@@ -26,6 +26,9 @@ end
 -- request and pays the sum. So nobody is owed more than a sum, but where conversations stay: that is not all repaid, or
 -- a backend would get a burst of new ones when they end. What cannot be read counts as 0.
 local owed, text = {}, redis.pcall('HGET', shares, field)
+if type(text) == 'table' then
+  redis.pcall('DEL', shares) -- another kind of key
+end
 for share in string.gmatch(type(text) == 'string' and text or '', '%S+') do
   owed[#owed + 1] = tonumber(share) or 0
 end
@@ -67,9 +70,9 @@ if reply[1] == 'ok' or reply[1] == 'wait' then
   for number = 1, #owed do
     owed[number] = string.format('%d', owed[number])
   end
-  redis.call('HSET', shares, field, table.concat(owed, ' '))
+  redis.pcall('HSET', shares, field, table.concat(owed, ' '))
   if stays ~= '' then
-    redis.call('SET', stays, backends[chosen].name, 'EX', STAY_S)
+    redis.pcall('SET', stays, backends[chosen].name, 'EX', STAY_S)
   end
 end
 return { chosen, reply }

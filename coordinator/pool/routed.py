@@ -51,23 +51,23 @@ async def choose_way(ways: Sequence[Way], split: Split) -> tuple[Way, Answer | N
     for way in ways:
         if not way.placer.seats.can_wait:
             way.request.must_not_wait()
-    lead = ways[0].placer
+    served = [way for way in ways if way.request.serving]
+    if not served:
+        return ways[0], None
+    lead = served[0].placer
     answer: Answer | str = ""
     until_s = began_s + IN_ALL * lead.budget_s
     for _ in range(2):
         wire = await lead.enter(None, until_s)
-        declared = [way for way in ways if way.placer.declare(way.request)]
-        if not declared:
-            lead.window.give_back()
-            return ways[0], None
-        for way in declared:
+        for way in served:
+            way.placer.declare(way.request)
             way.placer.placing.add(way.request.reservation)
         try:
-            chosen, answer = await _ask(wire, lead, declared, split, began_s, until_s)
+            chosen, answer = await _ask(wire, served, split, began_s, until_s)
             if isinstance(answer, Placement):
                 chosen.placer.accept(chosen.request, answer)
         finally:
-            for way in declared:
+            for way in served:
                 way.placer.placing.discard(way.request.reservation)
         if not isinstance(answer, str):
             return chosen, answer
@@ -78,12 +78,14 @@ async def choose_way(ways: Sequence[Way], split: Split) -> tuple[Way, Answer | N
 
 
 async def _ask(
-    wire: Wire, lead: Placer, ways: Sequence[Way], split: Split, began_s: float, until_s: float
+    wire: Wire, ways: Sequence[Way], split: Split, began_s: float, until_s: float
 ) -> tuple[Way, Answer | str]:
-    """The reply of the script, which has a place in the window of the lead."""
+    """The reply of the script. The first way has a place in its pool's window. Each other one joins its own, although
+    that may be the same: two backends can be parts of one pool."""
+    lead = ways[0].placer
+    for way in ways[1:]:
+        way.placer.window.join()
     for way in ways:
-        if way.placer is not lead:
-            way.placer.window.join()
         way.placer.sends(way.request)
     undo, forget = partial(_undo_late, ways), partial(_forget, ways)
     try:
