@@ -108,12 +108,13 @@ class Fleet:
     def backends(self, model: str | None) -> Backends:
         """The backends of the model that a client's request names, or of the only base model if it names none. Empty if
         the model is not known. A known model that nobody serves now has one backend, without replicas."""
-        if model is None:
-            return self.only_base_model()
-        found = self.served.get(model)
+        name = model if model is not None else self.only_base_model()
+        if name is None:
+            return ()
+        found = self.served.get(name)
         if found is not None:
             return found
-        known = self.known.get(model)
+        known = self.known.get(name)
         return (known,) if known is not None else ()
 
     @property
@@ -133,12 +134,16 @@ class Fleet:
         """Pool → a model that is served there."""
         return {backend.pool: backend for backends in self.named.values() for backend in backends}
 
-    def only_base_model(self) -> Backends:
-        """The base model for requests that name none; empty unless there is exactly one. Several pools are one model if
+    def only_base_model(self) -> str | None:
+        """The base model of requests that name none; None unless there is exactly one. Several pools are one model if
         all of them serve one name."""
-        bases = [backends for backends in self.named.values() if all(each.adapter is None for each in backends)]
-        pools = {each.pool for backends in bases for each in backends}
-        return next((each for each in bases if len({backend.pool for backend in each}) == len(pools)), ())
+        bases = {
+            name: {each.pool for each in backends}
+            for name, backends in self.named.items()
+            if all(each.adapter is None for each in backends)
+        }
+        every = set[str]().union(*bases.values())
+        return next((name for name, pools in bases.items() if len(pools) == len(every)), None)
 
     def block_tokens(self, replica: str) -> int:
         """Tokens in one block of the replica's cache; vLLM's default if the replica does not tell."""

@@ -124,7 +124,7 @@ class Job:
     fallbacks: tuple[FallbackSettings, ...] = ()
     """The models that may answer in the place of its own, and were not tried."""
     placed_as: str | None = None
-    """The model that it is placed as: the one that the client named, or a fallback."""
+    """The model that it is placed as: the one that the client named, the only one if it named none, or a fallback."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 
@@ -248,7 +248,8 @@ class Reader:
         """Reads the body into `job`, with the body for the replica."""
 
         def resolve_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
-            job.offer, job.placed_as = self._fleet.offers.get(model or ""), model
+            job.placed_as = model if model is not None else self._fleet.only_base_model()
+            job.offer = self._fleet.offers.get(job.placed_as or "")
             job.backends = resolve_model(self._fleet, model, path)
             job.served = job.backends[0]
             job.readable = (*job.backends, *self._fallbacks(job))

@@ -15,7 +15,7 @@ class Fallbacks:
 
     def is_due(self, job: Job) -> bool:
         """Whether no replica of the request's model is ready, and another model may answer."""
-        return bool(job.fallbacks) and not job.pinned and not self._has_ready(job, job.model)
+        return bool(job.fallbacks) and not job.pinned and not self._has_ready(job, job.placed_as)
 
     def next(self, job: Job) -> bool:
         """Aims the request at the next model that may answer it and has a ready replica. False if there is none."""

@@ -79,6 +79,11 @@ async def test_weights_hold_exactly_over_all_gateways(stage: Stage, http: httpx.
     assert await versions(http, stage, prompts) == {"v1": 360, "v2": 40}
 
 
+async def test_weights_hold_for_requests_that_name_no_model(stage: Stage, http: httpx.AsyncClient) -> None:
+    prompts = [prose(f"no name {at}", 40) for at in range(100)]
+    assert await versions(http, stage, prompts, model=None) == {"v1": 90, "v2": 10}
+
+
 async def test_a_conversation_stays_with_its_version_through_every_gateway(
     stage: Stage, http: httpx.AsyncClient
 ) -> None:
