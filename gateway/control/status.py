@@ -20,7 +20,7 @@ from gateway.replicas.discovery.added import ADDED
 from gateway.replicas.discovery.discovery import LISTED, Discovery
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.member import Member
-from gateway.replicas.model_states import model_states
+from gateway.replicas.model_states import ModelStates, model_states
 from gateway.request.admission import Admission
 from gateway.settings.gateway_settings import GatewaySettings
 
@@ -99,6 +99,9 @@ class Status:
         return {
             "models_down": states.down[:_MOST_NAMES],
             "models_in_several_pools": dict(list(states.in_several_pools.items())[:_MOST_NAMES]),
+            "models": _shown(states),
+            "backends_without_replicas": dict(list(states.without_replicas.items())[:_MOST_NAMES]),
+            "weights": "approximate" if self._are_weights_approximate(states) else "",
             "not_ready": fleet.problems() if ready else {},
             "draining": [member.id for member in fleet.targets if fleet.is_draining(member.id)],
             "asleep": [member.id for member in fleet.targets if fleet.is_asleep(member.id)],
@@ -113,6 +116,11 @@ class Status:
             "store_conditions": list(conditions),
             "store_warnings": list(conditions.values()),
         }
+
+    def _are_weights_approximate(self, states: ModelStates) -> bool:
+        """Whether a model has several backends, and nobody counts its requests over all gateways."""
+        counts = self._store.has_one_slot and self._store.is_up()
+        return not counts and any(len(backends) > 1 for backends in states.backends.values())
 
     def _has_open_breaker(self, member: Member) -> bool:
         """As the store has told. While it is away, nobody knows."""
@@ -173,6 +181,7 @@ class Status:
         states = model_states(self._fleet)
         metrics.models_down.set(len(states.down))
         metrics.models_in_several_pools.set(len(states.in_several_pools))
+        metrics.backends.set_states(states.backends)
         metrics.discovery_up.clear()
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
@@ -197,3 +206,9 @@ class Status:
                 for name, figure in pool.figures.engines.get(member.id, {}).items():
                     if name in metrics.engine and is_told:
                         metrics.engine[name].labels(member.id).set(figure)
+
+
+def _shown(states: ModelStates) -> dict[str, dict[str, dict[str, int]]]:
+    """The configured models, each with its backends."""
+    shown = list(states.backends.items())[:_MOST_NAMES]
+    return {model: {name: each._asdict() for name, each in backends.items()} for model, backends in shown}

@@ -135,6 +135,9 @@ def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> 
         "store_problem": ready.get("store_problem") or "",
         "store_warnings": dict(zip(ready.get("store_conditions", ()), ready.get("store_warnings", ()), strict=False)),
         "several_pools": ready.get("models_in_several_pools", {}),
+        "models": list(ready.get("models", ())),
+        "without_replicas": ready.get("backends_without_replicas", {}),
+        "are_weights_approximate": ready.get("weights") == "approximate",
         "python": about["python"]["version"],
         "is_optimised": about["python"]["is_optimised"],
     }

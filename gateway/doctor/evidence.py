@@ -127,6 +127,11 @@ class GatewayEvidence:
     """Models without a ready replica."""
     several_pools: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model → its pools, if several serve it."""
+    models: frozenset[str] = frozenset()
+    """Models whose backends are configured."""
+    without_replicas: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Model → its backends that have weight and no ready replica."""
+    are_weights_approximate: bool = False
     python: str = ""
     """The version of its Python."""
     is_optimised: bool = True

@@ -8,10 +8,16 @@ from typing import Any
 
 from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
-from gateway.doctor.checks import agents, clocks, gateways, lmcache, replicas, tenants
+from gateway.doctor.checks import agents, clocks, gateways, lmcache, models, replicas, tenants
 from gateway.doctor.evidence import Evidence, Unknown
 
-MODULES = (redis_checks, gateways, replicas, agents, clocks, lmcache, tenants)
+MODULES = (redis_checks, gateways, replicas, models, agents, clocks, lmcache, tenants)
+
+
+_OF_ALL = (
+    *(*gateways.CHECKS, *models.CHECKS, *replicas.CHECKS_OF_ALL),
+    *(*clocks.CHECKS, *lmcache.CHECKS, *tenants.CHECKS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def _answers(evidence: Evidence) -> Iterator[list[Result]]:
     else:
         for of_server in redis_checks.CHECKS:
             yield list(of_server(evidence.redis))
-    for of_all in (*gateways.CHECKS, *replicas.CHECKS_OF_ALL, *clocks.CHECKS, *lmcache.CHECKS, *tenants.CHECKS):
+    for of_all in _OF_ALL:
         yield list(of_all(evidence))
     for replica in evidence.replicas():
         for of_replica in replicas.CHECKS if replica.answers else (replicas.health,):

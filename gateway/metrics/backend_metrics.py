@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.label_values import LabelValues
@@ -43,11 +43,34 @@ class BackendMetrics:
             registry,
         )
 
+        self._weight = Gauge(
+            "kvgate_backend_weight", "A backend's weight, as it is configured.", labels, registry=registry
+        )
+        self._ready_replicas = Gauge(
+            "kvgate_backend_ready_replicas",
+            "Ready replicas of a backend, as this gateway knows them.",
+            labels,
+            registry=registry,
+        )
+
+    def set_states(self, models: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
+        """Model → backend → its weight, and how many of its replicas are ready; there are no others."""
+        self._weight.clear()
+        self._ready_replicas.clear()
+        for model, backends in models.items():
+            for backend, (weight, ready) in backends.items():
+                labels = self._labels(model, backend)
+                self._weight.labels(*labels).set(weight)
+                self._ready_replicas.labels(*labels).set(ready)
+
+    def _labels(self, model: str, backend: str) -> tuple[str, str]:
+        return self._models.of(model), self._backends.of(backend) if backend else ""
+
     def note(
         self, model: str, backend: str, status: str, first_byte_s: float | None, tokens: Mapping[str, int]
     ) -> None:
         """A request is over. `tokens` has a count for each kind, if the engine has told them."""
-        labels = self._models.of(model), self._backends.of(backend) if backend else ""
+        labels = self._labels(model, backend)
         self._requests.inc(*labels, status)
         if first_byte_s is not None:
             self._first_token_s.observe(first_byte_s, *labels)

@@ -1,43 +1,82 @@
-"""Which models have no ready replica, and which several pools serve: for /ready, metrics, the console and the log."""
+"""Which models and backends have no ready replica, and which models several pools serve: for /ready, metrics, the
+console and the log."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import structlog
 
 from gateway.replicas.fleet import Fleet
+from gateway.replicas.offers import Offer
+from gateway.replicas.served import Backends
 
 _log = structlog.get_logger("kvgate.models")
 
 
+class BackendState(NamedTuple):
+    """A backend of a configured model."""
+
+    weight: int
+    ready_replicas: int
+
+
 class ModelStates(NamedTuple):
-    """What operators should know of the models that the targets serve, or have served last."""
+    """What operators should know of the configured models, and of those that the targets serve or have served last."""
 
     down: tuple[str, ...]
     """Models without a ready replica."""
     in_several_pools: dict[str, tuple[str, ...]]
-    """Model → the pools with a ready replica, if there are several."""
+    """Model → the pools with a ready replica, if there are several. Not if its backends are configured: then these may
+    be in any pools."""
+    backends: dict[str, dict[str, BackendState]]
+    """Configured model → its backends, by name; without models whose backends are not configured."""
+
+    @property
+    def without_replicas(self) -> dict[str, list[str]]:
+        """Model → its backends that have weight and no ready replica, if there are any."""
+        found = {
+            model: [name for name, (weight, ready) in backends.items() if weight and not ready]
+            for model, backends in self.backends.items()
+        }
+        return {model: names for model, names in found.items() if names}
 
 
 def model_states(fleet: Fleet) -> ModelStates:
-    """The states of all models now."""
+    """The states of all models now. An alias is none of its own."""
     ready = set(fleet.ready_replicas())
-    down, several = [], {}
-    for name, backends in sorted(fleet.served.items()):
+    down, several, states = [], {}, {}
+    served, offers = fleet.served, fleet.offers
+    own = {name for name in served if name not in offers}
+    for name in sorted(own.union(offer.model for offer in offers.values())):
+        backends, offer = served.get(name, ()), offers.get(name)
+        if offer is not None and offer.options:
+            states[name] = _states(offer, backends, ready)
         pools = sorted({each.pool for each in backends if not ready.isdisjoint(each.replicas)})
         if not pools:
-            down.append(name)
-        elif len(pools) > 1:
+            if backends or name not in fleet.known:  # else its requests are held: it may have been scaled to zero
+                down.append(name)
+        elif len(pools) > 1 and name not in states:
             several[name] = tuple(pools)
-    return ModelStates(tuple(down), several)
+    return ModelStates(tuple(down), several, states)
+
+
+def _states(offer: Offer, backends: Backends, ready: Collection[str]) -> dict[str, BackendState]:
+    replicas: dict[str, set[str]] = {name: set() for name in offer.options}
+    for each in backends:
+        replicas[each.option].update(each.replicas)
+    return {
+        name: BackendState(option.weight, len(replicas[name].intersection(ready)))
+        for name, option in offer.options.items()
+    }
 
 
 class ModelLog:
     """Logs each change of these states once."""
 
     def __init__(self) -> None:
-        self._last = ModelStates((), {})
+        self._last = ModelStates((), {}, {})
 
     def note(self, states: ModelStates) -> None:
         """Compare with the states before."""
@@ -46,6 +85,7 @@ class ModelLog:
             _log.error("no replica is ready for a model: its requests fail or wait", model=name)
         for name in sorted(set(last.down) - set(states.down)):
             _log.info("a replica is ready for a model again, or nothing serves it any more", model=name)
+        self._note_backends(_pairs(last), _pairs(states))
         for name, pools in states.in_several_pools.items():
             if last.in_several_pools.get(name) != pools:
                 hint = (
@@ -54,3 +94,14 @@ class ModelLog:
                 _log.warning("several pools serve a model", model=name, pools=list(pools), hint=hint)
         for name in last.in_several_pools.keys() - states.in_several_pools.keys():
             _log.info("one pool serves a model again", model=name)
+
+    def _note_backends(self, last: set[tuple[str, str]], without_replicas: set[tuple[str, str]]) -> None:
+        for model, backend in sorted(without_replicas - last):
+            hint = "the other backends of the model get its requests"
+            _log.warning("no replica is ready for a backend", model=model, backend=backend, hint=hint)
+        for model, backend in sorted(last - without_replicas):
+            _log.info("a replica is ready for a backend again, or it has no weight", model=model, backend=backend)
+
+
+def _pairs(states: ModelStates) -> set[tuple[str, str]]:
+    return {(model, backend) for model, backends in states.without_replicas.items() for backend in backends}

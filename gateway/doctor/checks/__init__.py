@@ -2,6 +2,7 @@
 
     gateways   gateways, and whether they agree
     replicas   one replica, and the replicas of a pool
+    models     models and their backends
     agents     agents, and the events that they deliver
     clocks     clocks
     lmcache    LMCache's servers

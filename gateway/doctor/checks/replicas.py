@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from coordinator.engine.facts import ModelCard
@@ -108,20 +107,6 @@ SERVING_DIFFERS = FindingKind(
     "warning",
     "one replica serves a request that another refuses, and the client gets the refusal",
     "start all with the same --max-model-len, --served-model-name and adapters",
-)
-NAME_TWICE = FindingKind(
-    "name-in-several-pools",
-    "warning",
-    "its requests are shared between pools, by their ready replicas: clients get answers of either model, and no KV is "
-    "shared between them",
-    "finish the update of weights; or start all with exactly the same model path, or give each model its own "
-    "--served-model-name",
-)
-MODEL_DOWN = FindingKind(
-    "model-down",
-    "error",
-    "its requests fail, or wait for a replica, though gateways serve other models",
-    "start a replica of it; if nobody is to serve it any more, remove its replicas from the gateways' `replicas`",
 )
 UNREGISTERED = FindingKind(
     "replica-not-registered",
@@ -274,30 +259,6 @@ def serving(pool: PoolEvidence) -> Iterator[Result]:
 CHECKS_OF_POOL = (states, drained, broken, watched, readable, versions, hashing, serving)
 
 
-def names(evidence: Evidence) -> Iterator[Result]:
-    """Whether all replicas that serve a name run the same model: as they say themselves, or as gateways say."""
-    pools: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for replica in evidence.replicas():
-        for card in () if isinstance(replica.cards, Unknown) else replica.cards:
-            if card.parent is None:
-                pools[card.id][replica.id] = card.root
-    said = {
-        name: f"pools {', '.join(pools)}" for each in evidence.gateways for name, pools in each.several_pools.items()
-    }
-    for name, roots in pools.items():
-        if differing := grouped(roots):
-            said[name] = differing
-    for name, differing in sorted(said.items()):
-        yield NAME_TWICE.seen(f"model {name}", f"its replicas run different models: {differing}")
-
-
-def down(evidence: Evidence) -> Iterator[Result]:
-    """Whether every model has a ready replica, as gateways say."""
-    said = {name: gateway.name for gateway in evidence.gateways for name in gateway.models_down}
-    for name, gateway in sorted(said.items()):
-        yield MODEL_DOWN.seen(f"model {name}", f"{gateway} says that no replica is ready for it")
-
-
 def registered(evidence: Evidence) -> Iterator[Result]:
     """Whether every configured replica is known in Redis."""
     registered = {record.replica for pool in evidence.pools for record in pool.records()}
@@ -329,7 +290,7 @@ def identities(evidence: Evidence) -> Iterator[Result]:
         yield ID_TAKEN.seen(f"replica {name}", what)
 
 
-CHECKS_OF_ALL = (names, down, registered, identities)
+CHECKS_OF_ALL = (registered, identities)
 
 
 def _length(cards: tuple[ModelCard, ...]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gateway.ops.local.embedded_redis import problem_with, without_password
 from gateway.ops.local.probes import ask_gateway, client, problem_of
@@ -13,7 +14,7 @@ from gateway.ops.local.processes import Stopped, stop
 from gateway.ops.local.state_dir import agent_id, forget_cluster, read_cluster, read_processes
 
 State = Literal["ready", "not ready", "dead"]
-_Kind = Literal["gateway", "agent", "replica", "redis"]
+_ProcessKind = Literal["gateway", "agent", "replica", "redis"]
 _ASLEEP = "asleep: it gets no requests until its engine is awake (POST /wake_up or /resume)"
 _UNHEARD = "no gateway hears it: Redis is away, or its replica is not ready"
 _DRAINED = "drained: it gets no new requests until kvgate undrain, or until its engine restarts"
@@ -21,9 +22,9 @@ _DRAINED = "drained: it gets no new requests until kvgate undrain, or until its 
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One line of `kvgate status`."""
+    """One line of `kvgate status`. A backend of a configured model has one, too, though it is no process."""
 
-    kind: _Kind
+    kind: _ProcessKind | Literal["backend"]
     id: str
     url: str
     """An agent serves nothing itself: its `url` is its replica's."""
@@ -50,7 +51,7 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
 
     resting = dict.fromkeys(told("draining"), _DRAINED) | dict.fromkeys(told("asleep"), _ASLEEP)
 
-    def status(kind: _Kind, name: str, url: str, problem: str | None, detail: str = "") -> MemberStatus:
+    def status(kind: _ProcessKind, name: str, url: str, problem: str | None, detail: str = "") -> MemberStatus:
         process = processes.get((kind, name))
         state: State = "ready" if problem is None else "not ready"
         if process is not None and not process.is_alive():
@@ -68,7 +69,26 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
     for gateway, answer in zip(cluster.gateways, answers, strict=True):
         store = f"store: {answer.ready.get('store')}"
         members.append(status("gateway", gateway.id, gateway.url, answer.problem, store))
-    return members
+    return members + backends_told([answer.ready for answer in answers])
+
+
+def backends_told(told: Sequence[Mapping[str, Any]]) -> list[MemberStatus]:
+    """The backends of configured models, as the first gateway that answers sees them. A backend without weight may have
+    no replica."""
+    ready: Mapping[str, Any] = next((each for each in told if each), {})
+    weights = f" ({ready['weights']})" if "weights" in ready else ""
+    return [
+        MemberStatus(
+            "backend",
+            f"{model}/{name}",
+            "",
+            None,
+            "not ready" if backend["weight"] and not backend["ready_replicas"] else "ready",
+            f"weight: {backend['weight']}{weights}, ready replicas: {backend['ready_replicas']}",
+        )
+        for model, backends in ready.get("models", {}).items()
+        for name, backend in backends.items()
+    ]
 
 
 async def stop_cluster(state_dir: Path) -> Stopped:

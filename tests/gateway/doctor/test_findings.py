@@ -166,6 +166,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("name-in-several-pools", another_pool(), set()),
     ("name-in-several-pools", with_gateway(several_pools={"m": ("m-1", "m-2")}), set()),
     ("model-down", with_gateway(models_down=("other",)), set()),
+    ("backend-without-replicas", with_gateway(without_replicas={"chat": ("v2",)}), set()),
+    ("weights-approximate", with_gateway(are_weights_approximate=True), set()),
     ("replica-not-registered", with_state(replicas=None, agents=None), set()),
     ("agent-missing", with_state(agents=None), set()),
     ("agent-missing", with_state(agents={"incarnation": "1800"}), set()),
@@ -260,6 +262,7 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         with_replica(version="0.32.0", endpoints=("ipc:///run/vllm/events",)),
         with_snapshots(drained_since_ms={"r1": NOW_MS - 3_500_000}),
         with_settings(queue={"hold_s": 60, "keep_alive_s": 65, "wait_s": 70, "engine_priority": True}, **FOUND),
+        replace(another_pool(), gateways=with_gateway(models=frozenset({"sim"})).gateways),
     ],
     ids=[
         "volatile-ttl",
@@ -270,6 +273,7 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         "events on a socket",
         "a drain that is under way",
         "held requests that are kept alive",
+        "a model whose backends are configured",
     ],
 )
 def test_what_is_harmless_is_not_found(evidence: Evidence) -> None:

@@ -1,0 +1,109 @@
+"""What a gateway tells of configured models and their backends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from coordinator.store import Store
+from gateway.app import Gateway
+from tests.gateway.scripted import ScriptedReplica, gateway_before
+from tests.polling import eventually
+
+V1, V2 = {"id": "m", "root": "/v1", "max_model_len": 4096}, {"id": "m", "root": "/v2", "max_model_len": 8192}
+
+
+class Stage(NamedTuple):
+    http: httpx.AsyncClient
+    gateway: Gateway
+
+    async def ready(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.http.get("/ready")).json()
+        return found
+
+    async def cards(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.http.get("/v1/models")).json()["data"]
+        return found
+
+
+Staged = Callable[..., AbstractAsyncContextManager[Stage]]
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[list[ScriptedReplica]]:
+    """Two versions of a model, under one name."""
+    found = [ScriptedReplica(), ScriptedReplica()]
+    async with AsyncExitStack() as stack:
+        for replica, card in zip(found, (V1, V2), strict=True):
+            replica.cards = [card]
+            await stack.enter_async_context(replica.running())
+        yield found
+
+
+@pytest.fixture
+def before(replicas: list[ScriptedReplica]) -> Staged:
+    """A gateway before both, with these models."""
+
+    @asynccontextmanager
+    async def staged(*models: dict[str, Any], **settings: Any) -> AsyncIterator[Stage]:
+        listed = [{"id": f"r{at}", "url": replica.url} for at, replica in enumerate(replicas)]
+        async with gateway_before(replicas[0], replicas=listed, models=list(models), **settings) as (gateway, url):
+            await eventually(lambda: len(gateway.fleet.ready_replicas()) == 2)
+            async with httpx.AsyncClient(base_url=url) as http:
+                yield Stage(http, gateway)
+
+    return staged
+
+
+def backend(root: str, weight: int, **more: Any) -> dict[str, Any]:
+    return {"name": root.strip("/"), "match": {"root": root, **more}, "weight": weight}
+
+
+async def test_backends_are_told_with_their_weights_and_ready_replicas(before: Staged) -> None:
+    async with before({"name": "m", "aliases": ["old"], "backends": [backend("/v1", 9), backend("/v2", 1)]}) as stage:
+        told = await stage.ready()
+        assert told["models"] == {
+            "m": {"v1": {"weight": 9, "ready_replicas": 1}, "v2": {"weight": 1, "ready_replicas": 1}}
+        }
+        assert told["weights"] == "approximate", "Redis is away"
+        assert told.keys().isdisjoint({"models_in_several_pools", "models_down", "backends_without_replicas"})
+        page = (await stage.http.get("/metrics")).text
+        assert 'kvgate_backend_weight{backend="v1",model="m"} 9.0' in page
+        assert 'kvgate_backend_ready_replicas{backend="v2",model="m"} 1.0' in page
+
+
+async def test_weights_are_exact_while_one_redis_counts(before: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with before({"name": "m", "backends": [backend("/v1", 9), backend("/v2", 1)]}) as stage:
+        monkeypatch.setattr(Store, "is_up", lambda *_: True)
+        assert "weights" not in await stage.ready()
+        monkeypatch.setattr(Store, "has_one_slot", False)
+        assert (await stage.ready())["weights"] == "approximate"
+
+
+async def test_a_backend_with_weight_and_without_a_replica_is_named(before: Staged) -> None:
+    backends = [backend("/v1", 9), backend("/v3", 1), backend("/v4", 0)]
+    async with before({"name": "chat", "backends": backends}) as stage:
+        told = await stage.ready()
+        assert told["backends_without_replicas"] == {"chat": ["v3"]}
+        assert told["models"]["chat"]["v4"] == {"weight": 0, "ready_replicas": 0}
+        assert "models_down" not in told
+        assert "weights" in told
+
+
+async def test_a_configured_model_that_nobody_serves_is_down(before: Staged) -> None:
+    lone = {"name": "lone", "aliases": ["also"], "backends": [backend("/v3", 1)]}
+    async with before(lone, {"name": "nobody", "aliases": ["none"]}) as stage:
+        told = await stage.ready()
+        assert told["models_down"] == ["lone", "nobody"]
+        assert "weights" not in told, "no model has several backends"
+        assert told["models_in_several_pools"].keys() == {"m"}
+
+
+async def test_a_configured_model_whose_requests_are_held_is_not_down(before: Staged) -> None:
+    hold = {"hold_s": 60, "models": [{"name": "asleep"}]}
+    async with before({"name": "asleep", "aliases": ["a"]}, queue=hold) as stage:
+        assert "models_down" not in await stage.ready()
