@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from coordinator.errors import StoreError
 from coordinator.pool.owners import read_owners
+from coordinator.store import Store
 from gateway.deadlines import Deadlines
 from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
@@ -26,13 +27,22 @@ from gateway.request.reading import Body, BodyHead
 from gateway.routing.router import Router
 from gateway.settings.gateway_settings import GatewaySettings
 
+_SEVERAL = 2
+
 
 class Explainer:
     """Answers explain requests."""
 
     def __init__(
-        self, settings: GatewaySettings, admission: Admission, reader: Reader, router: Router, objects: StoredObjects
+        self,
+        settings: GatewaySettings,
+        admission: Admission,
+        reader: Reader,
+        router: Router,
+        objects: StoredObjects,
+        store: Store,
     ) -> None:
+        self._store = store
         self.use(settings)
         self._admission, self._reader, self._router, self._objects = admission, reader, router, objects
         self._deadlines = Deadlines()
@@ -74,7 +84,7 @@ class Explainer:
             "served_model": job.other_name or job.model,
             "path": job.path,
             "prompt_tokens": job.prompt_tokens,
-        }
+        } | self._backend(job)
         request = self._router.questions.ask(job, pool, (), "")
         if not job.served.replicas:
             held = {"policy": job.policy, "why": "held", "hold_s": self._hold_s}
@@ -95,6 +105,15 @@ class Explainer:
             "replicas": replicas,
             "choice": choice,
         }
+
+    def _backend(self, job: Job) -> dict[str, Any]:
+        """If the configuration names its model's backends: the one that it was explained for, and who chooses."""
+        option = job.offer.options.get(job.served.option) if job.offer is not None else None
+        if option is None:
+            return {}
+        is_counted = self._store.has_one_slot and self._store.is_up()
+        by = "only" if len(self._router.choice.ways(job)) < _SEVERAL else "count" if is_counted else "hash"
+        return {"backend": option.name, "backend_weight": option.weight, "backend_by": by}
 
 
 def _fallback(job: Job, reason: str, order: list[str]) -> dict[str, Any]:

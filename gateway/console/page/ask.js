@@ -76,10 +76,16 @@ async function explain(form) {
 
 function drawExplained(told) {
   const choice = told.choice;
-  at("choice").textContent = sentenceOf(choice, told.reason);
+  at("choice").textContent = sentenceOf(choice, told.reason) + backendOf(told);
   fill("costs", told.replicas.map((each) => costRow(each, choice.replica)), "No replica was looked at.");
   fill("chain", told.chain.map((link) => element("tr", {}, cell(link.key.slice(0, 12)),
     cell(link.owners.map(ownerOf).join(", ") || (told.store === "up" ? "nobody" : "not known")), number(link.tokens), number(link.images))), "This prompt is too short to have a chain.");
+}
+
+function backendOf(told) {
+  if (told.backend === undefined) return "";
+  const counted = told.backend_by === "count" ? ", if Redis chooses this backend: it counts the requests of each" : "";
+  return ` This is of the backend ${told.backend} (weight ${told.backend_weight})${counted}.`;
 }
 
 function sentenceOf(choice, reason) {

@@ -57,7 +57,8 @@ def print_status(members: Iterable[MemberStatus]) -> None:
 def print_owners(explanation: dict[str, Any]) -> None:
     """Print the answer of /v1/route/explain: the chain, shallow to deep, with each key's owners, and the choice."""
     console, explanation = _console(), all_printable(explanation)
-    console.print(f"pool {explanation['pool']}, model {explanation['model']}", markup=False)
+    backend = f", backend {explanation['backend']}" if "backend" in explanation else ""
+    console.print(f"pool {explanation['pool']}, model {explanation['model']}{backend}", markup=False)
     if "reason" in explanation:  # there is no store, so no owners are known
         console.print(f"store: {explanation['store']} ({explanation['reason']})", markup=False)
     table = _table("key", "tokens", "text bytes", "images", "owners")

@@ -107,3 +107,22 @@ async def test_a_configured_model_whose_requests_are_held_is_not_down(before: St
     hold = {"hold_s": 60, "models": [{"name": "asleep"}]}
     async with before({"name": "asleep", "aliases": ["a"]}, queue=hold) as stage:
         assert "models_down" not in await stage.ready()
+
+
+async def test_explain_names_the_backend_and_who_chooses_it(before: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"name": "both", "backends": [backend("/v1", 9), backend("/v2", 1)]}
+    one = {"name": "one", "backends": [backend("/v1", 9), backend("/v3", 1)]}
+    async with before(both, one) as stage:
+
+        async def explained(model: str) -> tuple[Any, ...]:
+            body = {"model": model, "messages": [{"role": "user", "content": "Hello " * 2000}]}
+            told = (await stage.http.post("/v1/route/explain", json=body)).json()
+            return tuple(told.get(name) for name in ("backend", "backend_weight", "backend_by"))
+
+        assert await explained("one") == ("v1", 9, "only")
+        name, weight, by = await explained("both")
+        assert (name, weight) in {("v1", 9), ("v2", 1)}
+        assert by == "hash"
+        assert await explained("m") == (None, None, None)
+        monkeypatch.setattr(Store, "is_up", lambda *_: True)
+        assert (await explained("both"))[2] == "count"
