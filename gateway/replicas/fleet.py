@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from coordinator.engine.facts import max_tokens_of
+from coordinator.engine.facts import ModelCard, max_tokens_of
 from coordinator.registry import ASLEEP
 from coordinator.store import Store
 from gateway.replicas.member import Member
@@ -177,19 +177,27 @@ class Fleet:
         return [name for name in self._targets if self.is_ready(name)]
 
     def model_cards(self) -> list[dict[str, Any]]:
-        """The model cards of all ready replicas and of known models, each id once: that of the replica that takes the
-        longest prompts. In the engines' order, because clients take the first model of the list: base models by their
-        primary names first, adapters last."""
+        """The model cards of configured names, of all ready replicas, and of known models, each id once: that of the
+        replica that takes the longest prompts. In the order of the configuration and then of the engines, because
+        clients take the first model of the list: base models by their primary names first, adapters last."""
+        ready = sorted(self.ready_replicas())
         union: dict[str, dict[str, Any]] = {}
-        for name in sorted(self.ready_replicas()):
-            for card in self.members[name].cards:
-                if card.id not in union or card.max_tokens > max_tokens_of(union[card.id]):
-                    union[card.id] = card.document
+        for name in self.offers:
+            for card in self._cards_of(name, ready):
+                _keep_longest(union, name, card)
+        for card in (card for name in ready for card in self.members[name].cards if card.id not in self.offers):
+            _keep_longest(union, card.id, card)
         for name, known in sorted(self.known.items()):
             if name not in union:
                 parent = known.root_model if known.adapter is not None else None
                 union[name] = {"id": name, "object": "model", "root": known.root_model, "parent": parent}
         return sorted(union.values(), key=lambda card: card.get("parent") is not None)
+
+    def _cards_of(self, name: str, ready: Iterable[str]) -> Iterator[ModelCard]:
+        """What ready replicas say of the model that they serve under this configured name."""
+        for backend in self.served.get(name, ()):
+            for replica in (each for each in ready if each in backend.replicas):
+                yield from (card for card in self.members[replica].cards if card.id == backend.name)
 
     def problems(self) -> dict[str, str]:
         """Replica that is not ready → why."""
@@ -260,3 +268,8 @@ class Fleet:
         """Update the served models after a change of the targets, their model cards or their identity."""
         self._served = None
         self.on_change()
+
+
+def _keep_longest(union: dict[str, dict[str, Any]], name: str, card: ModelCard) -> None:
+    if name not in union or card.max_tokens > max_tokens_of(union[name]):
+        union[name] = card.document if card.id == name else card.document | {"id": name}

@@ -104,4 +104,6 @@ class ModelLog:
 
 
 def _pairs(states: ModelStates) -> set[tuple[str, str]]:
-    return {(model, backend) for model, backends in states.without_replicas.items() for backend in backends}
+    """The backends without replicas of models that others serve."""
+    found = {model: backends for model, backends in states.without_replicas.items() if model not in states.down}
+    return {(model, backend) for model, backends in found.items() for backend in backends}

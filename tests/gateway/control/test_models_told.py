@@ -126,3 +126,22 @@ async def test_explain_names_the_backend_and_who_chooses_it(before: Staged, monk
         assert await explained("m") == (None, None, None)
         monkeypatch.setattr(Store, "is_up", lambda *_: True)
         assert (await explained("both"))[2] == "count"
+
+
+async def test_models_are_listed_by_the_names_that_clients_may_use(before: Staged) -> None:
+    chat = {"name": "chat", "aliases": ["old"], "backends": [backend("/v1", 9), backend("/v2", 1)]}
+    async with before(chat, {"name": "lone", "backends": [backend("/v3", 1)]}) as stage:
+        cards = await stage.cards()
+        assert [card["id"] for card in cards] == ["chat", "old", "m"]
+        assert {card["max_model_len"] for card in cards} == {8192}, "the longest, as for each name"
+        assert {card["root"] for card in cards} == {"/v2"}
+        assert (await stage.http.get("/v1/models/old")).json() == cards[1]
+        assert (await stage.http.get("/v1/models/lone")).status_code == 404
+
+
+async def test_a_name_that_replicas_serve_is_listed_as_the_configuration_means_it(before: Staged) -> None:
+    async with before({"name": "m", "backends": [backend("/v1", 1)]}) as stage:
+        assert [(card["id"], card["root"]) for card in await stage.cards()] == [("m", "/v1")]
+    m, other = ({"name": name, "backends": [backend(root, 1)]} for name, root in (("m", "/v3"), ("other", "/v1")))
+    async with before(m, other) as stage:
+        assert [card["id"] for card in await stage.cards()] == ["other"], "no replica may serve m"
