@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster, SimReplica
+from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import CHAT, ask, chat, held_stream, prose
-from tests.cluster.gateways import another_gateway
+from tests.cluster.gateways import another_gateway, configured_like
 from tests.cluster.servers import another_server
 from tests.polling import eventually
 
@@ -44,6 +45,7 @@ async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> As
             "replicas": [{"id": f"fallback-{name}", "url": server.url} for name, server in servers.items()],
             "models": models,
             "health": {"timeout_s": 2},
+            "redis": configured_like(cluster, "any")["redis"] | PATIENT_REDIS,
         }
         gateways = [
             await stack.enter_async_context(another_gateway(cluster, f"fallback-{at}", **settings))

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import redis.asyncio as redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import Cluster, SimReplica
+from coordinator.keys import shares_key
+from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import CHAT, ask, chat, prose
-from tests.cluster.gateways import another_gateway
+from tests.cluster.gateways import another_gateway, configured_like
 from tests.cluster.servers import another_server
 from tests.polling import eventually
 
@@ -40,6 +43,8 @@ def model(weight_1: int, weight_2: int, **more: Any) -> dict[str, Any]:
 async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> AsyncIterator[Stage]:
     """Two replicas of the first version, one of the second, and four gateways that send it one request in ten."""
     async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(redis.from_url(cluster.redis_url))
+        await store.delete(shares_key())  # the test before may have left debts
         servers = {}
         for name, root in (("a", V1), ("b", V1), ("c", V2)):
             options = ("--model", root, "--served-name", "chat", "--speed", "20")
@@ -48,7 +53,12 @@ async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> As
             {"id": f"weight-{name}", "url": server.url, "labels": {"version": "v2" if name == "c" else "v1"}}
             for name, server in servers.items()
         ]
-        settings = {"replicas": replicas, "models": [model(9, 1)], "health": {"timeout_s": 2}}
+        settings = {
+            "replicas": replicas,
+            "models": [model(9, 1)],
+            "health": {"timeout_s": 2},
+            "redis": configured_like(cluster, "any")["redis"] | PATIENT_REDIS,
+        }
         gateways = [
             await stack.enter_async_context(another_gateway(cluster, f"weights-{at}", **settings))
             for at in range(GATEWAYS)
