@@ -60,7 +60,9 @@ class ClusterView:
             "store": ready["store"],
             "models": self._status.models(),
             "models_of_pools": self._status.models_of_pools(),
-            "problems": _problems(ready),
+            "backends": ready.get("models", {}),
+            "weights": ready.get("weights", "exact"),
+            "problems": problems_in(ready),
             "is_of_now": True,
         }
         try:
@@ -160,7 +162,7 @@ def _agent(state: PoolState | None, replica: str) -> str:
     return "relearning" if agent.is_relearning else "exact"
 
 
-def _problems(ready: dict[str, Any]) -> list[dict[str, str]]:
+def problems_in(ready: dict[str, Any]) -> list[dict[str, str]]:
     """What is wrong, in words: the worst first."""
     found = [{"where": "gateway", "what": reason} for reason in ready["reasons"]]
     if "store_problem" in ready:
@@ -170,6 +172,11 @@ def _problems(ready: dict[str, Any]) -> list[dict[str, str]]:
     found += [
         {"where": f"model {name}", "what": f"replicas of several pools share its requests: {', '.join(pools)}"}
         for name, pools in ready.get("models_in_several_pools", {}).items()
+    ]
+    found += [
+        {"where": f"model {name}", "what": f"no replica is ready for the backend {', '.join(backends)}"}
+        for name, backends in ready.get("backends_without_replicas", {}).items()
+        if name not in ready.get("models_down", ())
     ]
     found += [
         {"where": f"replica {name}", "what": "its id belongs to another engine"} for name in ready.get("taken_ids", ())

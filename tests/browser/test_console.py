@@ -30,6 +30,16 @@ CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "policy": {"max_active_requests": 1},
     "tenants": [{"name": "research", "limits": {"concurrency": 40}}],
+    "models": [
+        {
+            "name": "chat",
+            "aliases": ["also"],
+            "backends": [
+                {"name": "v1", "match": {"model": "sim"}, "weight": 9},
+                {"name": "v2", "match": {"model": "none"}, "weight": 0},
+            ],
+        }
+    ],
     "security": {
         "api_keys": [api_key("alice", "research"), api_key("root", "operations", admin=True)],
         "cache_salt_secret": "canary-cache-salt-secret",
@@ -155,6 +165,21 @@ _WIDER_THAN_THE_SCREEN = """
 """
 
 
+def test_each_backend_of_a_model_tells_its_weight_replicas_and_requests(browser: Browser, cluster: Cluster) -> None:
+    url, other = cluster.gateway_urls
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        row, lost = (page.locator(f"#backends tr[data-key='chat {name}']") for name in ("v1", "v2"))
+        wait_until(lambda: streamed(other, fresh(), model="also") and told(row, "TTFT p50").inner_text().endswith("s"))
+        told_of = {name: told(row, name) for name in ("Weight", "Ready replicas", "Requests/s", "Errors")}
+        expect(told_of["Weight"]).to_have_text("9")
+        expect(told_of["Ready replicas"]).to_have_text("3")
+        expect(told_of["Requests/s"]).to_have_text(A_NUMBER)
+        expect(told_of["Errors"]).to_have_text("0")
+        expect(told(lost, "Requests/s")).to_have_text("0")
+        expect(told(lost, "Ready replicas")).to_have_text("0")
+
+
 def test_each_replica_tells_its_requests_ttft_and_errors_at_whichever_gateway(
     browser: Browser, cluster: Cluster
 ) -> None:
@@ -184,9 +209,9 @@ def test_each_replica_tells_its_requests_ttft_and_errors_at_whichever_gateway(
 A_NUMBER = re.compile(r"^[0-9.]*[1-9]$")
 
 
-def streamed(url: str, text: str) -> str:
+def streamed(url: str, text: str, **fields: Any) -> str:
     """The replica that has streamed an answer."""
-    body, headers = chat_body(text, stream=True), bearer("root")
+    body, headers = chat_body(text, stream=True, **fields), bearer("root")
     return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=20).headers["x-kvgate-replica"]
 
 

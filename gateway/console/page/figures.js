@@ -1,4 +1,4 @@
-// What the records of requests tell of the last minute: of all gateways, and of each replica. A page counts from the time
+// What the records of requests tell of the last minute: of all gateways, of each replica, and of each backend of a model. A page counts from the time
 // when it was connected, because gateways send records only while somebody watches.
 
 const WINDOW_MS = 60_000;
@@ -25,7 +25,16 @@ function add(added) {
   sinceMs = seen[0].ms;
 }
 
-export const count = (records) => add(records.map((record) => ({ replica: record.replica, requests: 1, errors: hasFailed(record) ? 1 : 0, firstByteMs: record.first_byte_ms })));
+// Of an answer whose cached tokens are not known, neither count is used.
+function countsOf(record) {
+  const isTold = typeof record.cached_tokens === "number";
+  return {
+    replica: record.replica, model: record.placed_as, backend: record.backend, requests: 1, errors: hasFailed(record) ? 1 : 0,
+    firstByteMs: record.first_byte_ms, promptTokens: isTold ? record.prompt_tokens : 0, cachedTokens: isTold ? record.cached_tokens : 0,
+  };
+}
+
+export const count = (records) => add(records.map(countsOf));
 export const countDropped = (dropped) => add([{ dropped }]); // gateways leave out what is too much
 
 const sum = (of, name) => of.reduce((total, each) => total + (each[name] ?? 0), 0);
@@ -44,15 +53,22 @@ export function lastMinute() {
   const told = sum(seen, "requests");
   const weight = told ? (told + sum(seen, "dropped")) / told : 1;
   const perS = (requests) => (isKnown ? (weight * requests) / Math.max(1, (now - from) / 1000) : null);
+  const figuresOf = (own) => {
+    const firstBytes = own.map((each) => each.firstByteMs).filter((ms) => typeof ms === "number");
+    const promptTokens = sum(own, "promptTokens");
+    return {
+      requestsPerS: perS(own.length),
+      ttftMs: isKnown ? median(firstBytes) : null,
+      errors: isKnown ? Math.round(weight * sum(own, "errors")) : null,
+      cached: promptTokens ? sum(own, "cachedTokens") / promptTokens : null,
+    };
+  };
   return {
     seconds: isKnown ? Math.round((now - from) / 1000) : null,
     isWhole: isKnown && from > sinceMs,
     isEstimated: weight > 1,
     requestsPerS: perS(told),
-    of(replica) {
-      const own = seen.filter((each) => each.replica === replica);
-      const firstBytes = own.map((each) => each.firstByteMs).filter((ms) => typeof ms === "number");
-      return { requestsPerS: perS(own.length), ttftMs: isKnown ? median(firstBytes) : null, errors: isKnown ? Math.round(weight * sum(own, "errors")) : null };
-    },
+    of: (replica) => figuresOf(seen.filter((each) => each.replica === replica)),
+    ofBackend: (model, backend) => figuresOf(seen.filter((each) => each.model === model && each.backend === backend)),
   };
 }

@@ -14,6 +14,7 @@ export function drawOverview(cluster) {
   const minute = lastMinute();
   at("since").textContent = sinceWhen(minute);
   fill("replicas", cluster.replicas.map((replica) => rowOf(replica, minute.of(replica.id), cluster)), "No replica is known.");
+  drawBackends(cluster, minute);
   at("curves").replaceChildren(...cluster.pools.flatMap((pool) => [
     inPool("h3", cluster, pool.pool), element("div", { class: "cards curves" }, ...curvesOf(pool, cluster))]));
   at("picture").replaceChildren(pictureOf(cluster));
@@ -40,6 +41,20 @@ function rowOf(replica, minute, cluster) {
     cell(counted(minute.errors), minute.errors ? "number bad" : "number"), number(replica.active_requests),
     typeof usage === "number" ? barCell("KV in use", usage, 1, percent(usage)) : cell("–", "number"),
     number(replica.keys), inPool("td", cluster, replica.pool), element("td", {}, drainButton(replica, cluster.is_of_now)));
+}
+
+// The backends of configured models; nothing if there are none.
+function drawBackends(cluster, minute) {
+  const found = Object.entries(cluster.backends).flatMap(([model, backends]) => Object.entries(backends).map((named) => [model, ...named]));
+  at("models-any").hidden = found.length === 0;
+  at("weights").textContent = cluster.weights === "exact" ? "" : `weights are ${cluster.weights}`;
+  fill("backends", found.map(([model, name, backend]) => {
+    const own = minute.ofBackend(model, name);
+    const isMissing = backend.weight > 0 && backend.ready_replicas === 0;
+    return element("tr", { "data-key": `${model} ${name}` }, cell(model, "long"), cell(name), number(backend.weight),
+      cell(counted(backend.ready_replicas), isMissing ? "number bad" : "number"), cell(rate(own.requestsPerS), "number"),
+      cell(duration(own.ttftMs), "number"), cell(counted(own.errors), own.errors ? "number bad" : "number"), cell(percent(own.cached), "number"));
+  }), "");
 }
 
 export function drawFindings(told) {
