@@ -73,6 +73,10 @@ async def _knows_all(http: httpx.AsyncClient, url: str) -> bool:
     return len((await http.get(f"{url}/ready")).json()["replicas"]) == 3
 
 
+async def _says(http: httpx.AsyncClient, url: str, field: str, wanted: Any) -> bool:
+    return bool((await http.get(f"{url}/ready")).json().get(field) == wanted)
+
+
 async def versions(http: httpx.AsyncClient, stage: Stage, prompts: list[str], **fields: Any) -> Counter[str]:
     """How many of these requests each version has answered; they go through all gateways at the same time."""
     fields = {"model": "chat", **fields}
@@ -124,14 +128,18 @@ async def test_what_a_client_calls_one_conversation_stays_with_one_version_from_
     assert set.union(*seen) == {"v1", "v2"}
 
 
-async def test_no_death_of_a_version_leaves_the_model_without_service(stage: Stage, http: httpx.AsyncClient) -> None:
-    for name in ("a", "b"):
-        stage.servers[name].kill()
-    answers = await asyncio.gather(
-        *(ask(http, stage.urls[at % GATEWAYS], prose(f"after {at}", 40), model="chat") for at in range(40))
-    )
-    assert {answer.status_code for answer in answers} == {200}
-    assert {answer.headers["x-kvgate-replica"] for answer in answers} == {"weight-c"}
+async def test_every_gateway_tells_the_versions_and_their_weights(stage: Stage, http: httpx.AsyncClient) -> None:
+    for url in stage.urls:
+        told = (await http.get(f"{url}/ready")).json()
+        assert told["models"] == {
+            "chat": {"v1": {"weight": 9, "ready_replicas": 2}, "v2": {"weight": 1, "ready_replicas": 1}}
+        }
+        assert told.keys().isdisjoint({"weights", "models_in_several_pools", "backends_without_replicas"})
+        explained = (await http.post(f"{url}/v1/route/explain", json=chat(prose("explained"), model="chat"))).json()
+        assert explained["backend_by"] == "count"
+        assert explained["backend_weight"] == {"v1": 9, "v2": 1}[explained["backend"]]
+        listed = (await http.get(f"{url}/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == ["chat", "gpt-4o-mini"]
 
 
 async def test_each_version_has_its_numbers(stage: Stage, http: httpx.AsyncClient) -> None:
@@ -157,3 +165,15 @@ def counted(pages: list[httpx.Response], name: str, **labels: str) -> Counter[st
                 assert sample.labels["model"] == "chat"
                 found[sample.labels["backend"]] += int(sample.value)
     return found
+
+
+# The last one: it leaves open breakers.
+async def test_no_death_of_a_version_leaves_the_model_without_service(stage: Stage, http: httpx.AsyncClient) -> None:
+    for name in ("a", "b"):
+        stage.servers[name].kill()
+    answers = await asyncio.gather(
+        *(ask(http, stage.urls[at % GATEWAYS], prose(f"after {at}", 40), model="chat") for at in range(40))
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.headers["x-kvgate-replica"] for answer in answers} == {"weight-c"}
+    await eventually(lambda: _says(http, stage.urls[0], "backends_without_replicas", {"chat": ["v1"]}))
