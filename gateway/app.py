@@ -21,6 +21,7 @@ from gateway.console.routes import add_console
 from gateway.console.sessions import Sessions
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
+from gateway.control.keys import Keys
 from gateway.control.operations import Operations
 from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.routes import build_control
@@ -104,7 +105,7 @@ class Gateway:
         progress = self._watch_replicas(settings, certificates)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
-        self.keyring = keyring = Keyring(settings.security)
+        self.keyring = keyring = Keyring(settings.security, self.records)
         self.cors = Cors(settings.security.allow_origins)
         self.hosts = Hosts(settings.security.hosts) if keyring.is_open else None
         self.admission = Admission(settings.limits)
@@ -190,6 +191,7 @@ class Gateway:
         charges = Charges(tenants, fleet)
         return Attempts(
             settings,
+            keyring=self.keyring,
             admission=self.admission,
             fleet=fleet,
             holds=self.holds,
@@ -228,6 +230,7 @@ class Gateway:
             settings,
             self.reload,
             self.store,
+            self.records,
             self.watcher,
             self.fleet,
             self.discovery,
@@ -236,12 +239,13 @@ class Gateway:
         )
         self.operations = operations = Operations(settings, self.fleet, self.store, self.discovery)
         changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, operations)
+        keys = Keys(self.records, keyring)
         control = build_control(
-            self.status, self.fleet, keyring, explained, operations, changes, decisions, self.metrics
+            self.status, self.fleet, keyring, explained, operations, changes, keys, decisions, self.metrics
         )
         if not settings.console.enabled:
             return control
-        sessions = Sessions(keyring, self.store, settings.redis.namespace)
+        sessions = Sessions(keyring, self.store, settings.redis.namespace, self.records.signer)
         self.findings = findings = Findings(settings, self.certificates.shown, self.fleet, self.status, self.tasks)
         add_console(
             control,

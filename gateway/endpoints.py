@@ -250,5 +250,10 @@ REFUSED: Final = {
     **dict.fromkeys(_ADMINISTRATION, _ADMINISTERS),
 }
 """Paths of engines that clients do not reach, with what lies below them, and why."""
-OWN_PATHS: Final = frozenset({"/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue"})
+OWN_PATHS: Final = frozenset(
+    {
+        *("/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue"),
+        *("/v1/keys", "/v1/audit"),
+    }
+)
 """The gateway itself answers these, what lies below them, and GET /v1/decisions."""

@@ -1,7 +1,8 @@
 """Who may see the console: whoever has shown an admin key, for half a day. Without API keys it is open.
 
-A session is a signed cookie with the name of the key. The secret of the signatures is in the store, so each gateway
+A session is a signed cookie with the id of the key. The secret of the signatures is in the store, so each gateway
 knows the sessions of all others. Each reads it again every 10 s: if it is deleted from the store, all sessions end.
+If there is a `security.records_secret`, it is a part of the secret: then reading the store is not enough to sign.
 What is signed has the key's hash in it, too. So a session ends when its key is no admin key any more, or is another.
 A session whose user has logged out is written down in the store, until it would have ended by itself.
 """
@@ -19,6 +20,7 @@ from coordinator.keys import console_secret_key
 from coordinator.store import Store
 from gateway.control.operations import store_away
 from gateway.errors import ApiError
+from gateway.records.record import Signer
 from gateway.request.keyring import Caller, Keyring
 
 COOKIE = "kvgate_console"
@@ -31,8 +33,9 @@ _GOOD_S, _DOUBTED_S = 10.0, 1.0
 class Sessions:
     """One gateway's side of them."""
 
-    def __init__(self, keyring: Keyring, store: Store, namespace: str) -> None:
+    def __init__(self, keyring: Keyring, store: Store, namespace: str, signer: Signer | None = None) -> None:
         self._keyring, self._store, self._key = keyring, store, console_secret_key(namespace)
+        self._signer = signer
         self._secret = b""
         self._problem: StoreError = StoreDown("the secret of the sessions was not read")
         self._asked_s = float("-inf")
@@ -44,8 +47,8 @@ class Sessions:
         if not caller.is_admin:
             raise ApiError(403, "admin_key_required", "The console needs an admin key; this one has `admin: false`.")
         await self._learn(good_s=0)
-        told = f"{caller.key.encode().hex()}.{int(time.time()) + LASTS_S}.{secrets.token_hex(8)}"
-        return f"{told}.{self._signed(told, caller.key)}"
+        told = f"{caller.id.encode().hex()}.{int(time.time()) + LASTS_S}.{secrets.token_hex(8)}"
+        return f"{told}.{self._signed(told, caller.id)}"
 
     async def caller(self, cookie: str) -> Caller | None:
         """Whose session this is; None if there is none, or it is over. Raises ApiError if the secret is not known, and
@@ -109,7 +112,7 @@ class Sessions:
         return bool(self._secret) and hmac.compare_digest(self._signed(text, key), signature)
 
     def _signed(self, text: str, key: str) -> str:
-        signed = text.encode() + self._keyring.sha256_of(key)
+        signed = text.encode() + self._keyring.digest_of(key)
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
 
     async def _learn(self, good_s: float) -> None:
@@ -120,7 +123,8 @@ class Sessions:
                 self._asked_s = time.monotonic()
                 try:
                     await self._store.ask("SET", self._key, secrets.token_hex(32), "NX")
-                    self._secret = bytes(await self._store.ask("GET", self._key) or b"")
+                    stored = bytes(await self._store.ask("GET", self._key) or b"")
+                    self._secret = self._signer.session_secret(stored) if stored and self._signer else stored
                 except StoreError as error:
                     self._problem = error
             if not self._secret:

@@ -15,6 +15,9 @@ from gateway import __version__
 
 _ABOUT = "The paths that a gateway answers itself. All other API paths go to a replica: docs/endpoints.md lists them."
 _KEY, _ADMIN = "Needs an API key.", "Needs an admin's API key."
+_KEYS = (
+    "Needs an admin's API key, or one with `manages_keys` for keys of its own tenant. Needs `security.records_secret`."
+)
 _EXPLAIN = "Needs an admin's API key, unless `security.expose_decisions` is set."
 _NO_KEYS = "Without `security.api_keys`, nobody needs a key."
 _SCHEMES = {
@@ -52,6 +55,10 @@ _TOLD: Final = {
     "/v1/replicas/{name}": _Told("One of these replicas", _ADMIN),
     "/v1/replicas/{name}/drain": _Told("Take a replica out of service gently", _ADMIN, _MAY_BE_EMPTY),
     "/v1/replicas/{name}/undrain": _Told("Bring a replica back", _ADMIN, _MAY_BE_EMPTY),
+    "/v1/keys": _Told("The API keys, or a new one, which is shown only once", _KEYS, _MAY_BE_EMPTY),
+    "/v1/keys/{key_id}": _Told("Revoke an API key at all gateways", _KEYS),
+    "/v1/keys/{key_id}/rotate": _Told("Another API key in the place of this one", _KEYS, _MAY_BE_EMPTY),
+    "/v1/audit": _Told("Who has changed which API key, the newest change first", _KEYS),
     "/v1/decisions": _Told("Records of requests as they end, at all gateways", _ADMIN, content="text/event-stream"),
 }
 

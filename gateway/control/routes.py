@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from gateway import __version__
 from gateway.control.decisions import Decisions, told
 from gateway.control.explain import Explainer
+from gateway.control.keys import Keys
 from gateway.control.openapi import document
 from gateway.control.operations import Operations
 from gateway.control.replica_changes import ReplicaChanges
@@ -37,6 +38,7 @@ def build_control(
     explained: Explainer,
     operations: Operations,
     changes: ReplicaChanges,
+    keys: Keys,
     decisions: Decisions,
     metrics: Metrics,
 ) -> FastAPI:
@@ -49,6 +51,7 @@ def build_control(
     _add_explain(app, keyring, explained)
     _add_operations(app, keyring, operations)
     _add_changes(app, keyring, changes)
+    _add_keys(app, keyring, keys)
     _add_decisions(app, status, keyring, decisions)
     _add_openapi(app)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
@@ -79,16 +82,20 @@ def _add_probes(app: FastAPI, status: Status, metrics: Metrics) -> None:
 def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
     @app.api_route("/v1/models", methods=_GET_OR_HEAD)
     async def models(request: Request) -> Response:
-        keyring.identify(dict(request.headers))
-        return _json(200, {"object": "list", "data": fleet.model_cards()})
+        caller = keyring.identify(dict(request.headers))
+        return _json(200, {"object": "list", "data": _usable(fleet, caller)})
 
     @app.api_route("/v1/models/{name:path}", methods=_GET_OR_HEAD)
     async def model(request: Request, name: str) -> Response:
-        keyring.identify(dict(request.headers))
-        for card in fleet.model_cards():
+        for card in _usable(fleet, keyring.identify(dict(request.headers))):
             if card["id"] == name:
                 return _json(200, card)
         raise ApiError(404, "model_not_found", "This model is not served here; GET /v1/models lists what is.", "model")
+
+
+def _usable(fleet: Fleet, caller: Caller) -> list[dict[str, Any]]:
+    """The models that a caller's key may use."""
+    return [card for card in fleet.model_cards() if caller.may_use(card["id"])]
 
 
 def _add_explain(app: FastAPI, keyring: Keyring, explained: Explainer) -> None:
@@ -182,6 +189,35 @@ def _add_changes(app: FastAPI, keyring: Keyring, changes: ReplicaChanges) -> Non
         return _json(200, await changes.remove(name, caller.key))
 
 
+def _add_keys(app: FastAPI, keyring: Keyring, keys: Keys) -> None:
+    async def asked(request: Request) -> tuple[Caller, bytes]:
+        refuse_other_origins(request)
+        caller = keyring.identify(dict(request.headers))
+        return caller, await _small_body(request)
+
+    @app.api_route("/v1/keys", methods=_GET_OR_HEAD)
+    async def list_keys(request: Request) -> Response:
+        return _json(200, {"keys": await keys.listed(keyring.identify(dict(request.headers)))})
+
+    @app.post("/v1/keys")
+    async def create_key(request: Request) -> Response:
+        return _secret(await keys.create(*await asked(request)))
+
+    @app.delete("/v1/keys/{key_id}")
+    async def revoke_key(request: Request, key_id: str) -> Response:
+        return _json(200, await keys.revoke(keyring.identify(dict(request.headers)), key_id))
+
+    @app.post("/v1/keys/{key_id}/rotate")
+    async def rotate_key(request: Request, key_id: str) -> Response:
+        caller, body = await asked(request)
+        return _secret(await keys.rotate(caller, key_id, body))
+
+    @app.api_route("/v1/audit", methods=_GET_OR_HEAD)
+    async def audit(request: Request, limit: int = 100) -> Response:
+        caller = keyring.identify(dict(request.headers))
+        return _json(200, {"entries": await keys.audit(caller, limit)})
+
+
 async def _small_body(request: Request) -> bytes:
     body = b""
     async for piece in request.stream():
@@ -189,6 +225,11 @@ async def _small_body(request: Request) -> bytes:
         if len(body) > _MOST_BODY_BYTES:
             raise ApiError(413, "request_too_large", f"body: it has more than {_MOST_BODY_BYTES} bytes.")
     return body
+
+
+def _secret(answer: dict[str, Any]) -> Response:
+    """An answer that no cache keeps."""
+    return Response(orjson.dumps(answer), 200, {"cache-control": "no-store"}, "application/json")
 
 
 def _add_openapi(app: FastAPI) -> None:

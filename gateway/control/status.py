@@ -15,6 +15,7 @@ from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
 from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
+from gateway.records.record_book import RecordBook
 from gateway.reload import Reload
 from gateway.replicas.discovery.added import ADDED
 from gateway.replicas.discovery.discovery import LISTED, Discovery
@@ -38,6 +39,7 @@ class Status:
         settings: GatewaySettings,
         reload: Reload,
         store: Store,
+        records: RecordBook,
         watcher: Watcher,
         fleet: Fleet,
         discovery: Discovery,
@@ -46,6 +48,7 @@ class Status:
     ) -> None:
         self.gateway = gateway
         self._reload = reload
+        self._records = records
         self._watcher = watcher
         self.about: dict[str, Any] = {
             "version": __version__,
@@ -112,6 +115,7 @@ class Status:
             "labels": {member.id: member.labels for member in fleet.targets if member.labels},
             "config_problems": self._reload.problems[:_MOST_NAMES],
             "needs_a_restart": self._reload.left,
+            "ignored_records": dict(sorted(self._records.ignored.items())[:_MOST_NAMES]),
             "store_problem": "" if self._store.is_up() else self._store.reason,
             "store_conditions": list(conditions),
             "store_warnings": list(conditions.values()),
@@ -164,6 +168,7 @@ class Status:
 
     def _set_gauges(self) -> None:
         metrics = self._metrics
+        metrics.ignored_records.set(len(self._records.ignored))
         metrics.store_up.set(self._store.is_up())
         metrics.gateway_ready.set(self.readiness()[0])
         metrics.in_flight.set(self._admission.requests.taken)

@@ -233,6 +233,10 @@ class Metrics:
         )
         for cause in ("redis", "gateway"):
             self.store_late.inc(cause, by=0)  # increase() needs a start
+        self.ignored_records = self._gauge(
+            "kvgate_ignored_records",
+            "Records of keys in Redis that are not signed with this gateway's records_secret; /ready names them.",
+        )
         self.unreadable = self._counter(
             "kvgate_unreadable_records", "Unreadable records in Redis that this gateway found, by key.", "key"
         )

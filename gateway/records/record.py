@@ -80,6 +80,14 @@ class Signer:
             raise UnsignedError("its signature is not by the records_secret of this gateway")
         return Record(field, int(version), state == b"removed", orjson.loads(told), text)
 
+    def key_digest(self, key: bytes) -> bytes:
+        """What is kept of an API key."""
+        return hmac.digest(self._secret, b"kvgate key\n" + key, "sha256")
+
+    def session_secret(self, stored: bytes) -> bytes:
+        """The secret of the console's sessions. The part in the store is not enough to sign one."""
+        return hmac.digest(self._secret, b"kvgate console\n" + stored, "sha256")
+
     def _signature(self, field: str, version: bytes, state: bytes, told: bytes) -> bytes:
         # No part but the last can have a line break, so no two records have the same lines.
         message = b"\n".join((b"kvgate record", self._namespace, field.encode(), version, state, told))

@@ -76,6 +76,11 @@ class RecordBook:
     def find(self, field: str) -> Record | None:
         return self._known.get(field)
 
+    async def refresh(self) -> None:
+        """Learn what other gateways have written just now. Raises StoreError."""
+        async with self._turn:
+            await self._exchange()
+
     # -- what operators do ---------------------------------------------------------------------------------------
 
     async def put(self, records: Sequence[Record], note: AuditNote) -> None:
@@ -159,7 +164,7 @@ class RecordBook:
             try:
                 found = self.signer.read(field, text)
             except UnsignedError as error:
-                ignored[field] = str(error)
+                ignored[field[:100]] = str(error)
                 continue
             if known is None and self.is_full:
                 ignored[field] = f"this gateway knows {MOST} others"

@@ -31,6 +31,7 @@ from gateway.relay.retries import (
 from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
+from gateway.request.keyring import Keyring
 from gateway.request.reader import Job, no_replica
 from gateway.routing.failures import ReplicaFailures
 from gateway.routing.fallbacks import Fallbacks
@@ -54,6 +55,7 @@ class Attempts:
         self,
         settings: GatewaySettings,
         *,
+        keyring: Keyring,
         admission: Admission,
         fleet: Fleet,
         holds: Holds,
@@ -71,6 +73,7 @@ class Attempts:
         self._fallbacks = fallbacks
         self.use(settings)
         self._deadlines = Deadlines()
+        self._keyring = keyring
         self._admission = admission
         self._fleet = fleet
         self._holds = holds
@@ -134,6 +137,7 @@ class Attempts:
                 continue
             if ticket is None:
                 return False
+            self._refuse_revoked(job, ticket)
             reply.note(ticket, job.caller.sees_decisions)
             reply.trace.attempting(ticket, job.headers)
             failure = await self._attempt(job, tries, reply, held)
@@ -169,6 +173,15 @@ class Attempts:
             tries.last = ticket
             tries.tickets.append(ticket)
         return ticket
+
+    def _refuse_revoked(self, job: Job, ticket: Ticket) -> None:
+        """Raises ApiError if its key was revoked while it waited."""
+        try:
+            self._keyring.refuse_revoked(job.caller)
+        except ApiError:
+            ticket.used = NOTHING
+            ticket.failed()
+            raise
 
     async def _place(self, job: Job, tries: Tries) -> Ticket | None:
         """It may have to wait for it. The attempt before gives back its load."""

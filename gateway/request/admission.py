@@ -139,8 +139,11 @@ class AdmissionSlot:
 
 
 def holder_of(caller: Caller, peer: str) -> str:
-    """The holder under which a request counts: the caller's API key, or the peer's address if no keys are configured.
-    Of an IPv6 address only the /64 network counts, because one host may use all addresses in it."""
+    """The holder under which a request counts: the caller's API key; its tenant for a key that was made while gateways
+    ran; the peer's address if no keys are configured. Of an IPv6 address only the /64 network counts, because one
+    host may use all addresses in it."""
+    if caller.is_recorded:
+        return f"tenant {caller.tenant}"
     if caller.key:
         return f"key {caller.key}"
     if ":" not in peer:

@@ -1,16 +1,25 @@
-"""Identifies callers by their API keys, and separates their tenants' caches."""
+"""Identifies callers by their API keys, and separates their tenants' caches.
+
+Keys are found by a digest in a dict, which takes as long with 10 000 keys as with one. This need not take constant
+time: the time only depends on the digest, and nobody can make a key whose digest they have chosen.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.errors import ApiError
+from gateway.records.key_record import KIND, is_revoked, key_records
+from gateway.records.record_book import RecordBook
 from gateway.settings.gateway_settings import ApiKey, SecuritySettings
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
+_STEP_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,63 +34,156 @@ class Caller:
     """The name of its API key; empty if no keys are configured."""
     is_admin: bool = False
     """Whether it may operate the cluster."""
+    manages_keys: bool = False
+    """Whether it may make and revoke keys of its tenant."""
+    models: frozenset[str] | None = None
+    """The models that it may use; None: all."""
+    id: str = ""
+    """Of its API key: unlike the name, no other key has it."""
+    is_recorded: bool = False
+    """Whether its key was made while gateways ran: its tenant may have made any number of these."""
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    caller: Caller
+    digest: bytes
+    expires_ms: float = math.inf
+
+
+class ExpiryClock:
+    """The time by which keys expire. A small step back of the clock makes no key valid again. After a large step back,
+    the clock counts as it is."""
+
+    def __init__(self) -> None:
+        self._latest_ms = 0.0
+
+    def now_ms(self) -> float:
+        now_ms = time.time() * 1000
+        if not now_ms < self._latest_ms <= now_ms + _STEP_MS:
+            self._latest_ms = now_ms
+        return self._latest_ms
 
 
 class Keyring:
-    """The configured API keys. The gateway knows only the SHA-256 of each."""
+    """The API keys: those of the configuration, and those that were made while gateways ran. The gateway knows only a
+    digest of each."""
 
-    def __init__(self, security: SecuritySettings) -> None:
-        self.use(security)
+    def __init__(self, security: SecuritySettings, records: RecordBook | None = None) -> None:
+        self._records = records
+        self._recorded: dict[bytes, _Key] = {}
+        self._by_id: dict[str, _Key] = {}
+        self.clock = ExpiryClock()
         self._anyone = Caller(None, True, is_admin=True)
         secret = security.cache_salt_secret
         self._secret = secret.get_secret_value().encode() if secret is not None else b""
         self._share_cache = security.share_cache
+        self.use(security)
+        if records is not None:
+            records.on_change.append(self._read_records)
 
     def use(self, security: SecuritySettings) -> None:
-        """Other keys are valid from now on. Requests that run go on."""
+        """Other keys are configured from now on. Requests that run go on."""
         self._expose_decisions = security.expose_decisions
-        self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
+        keys = [self._configured_key(key) for key in security.api_keys]
+        self._configured = {key.digest: key for key in keys}
+        if self._records is not None:
+            self._read_records()
+        else:
+            self._index()
+
+    def _read_records(self) -> None:
+        """Other keys were made or revoked."""
+        assert self._records is not None
+        keys = key_records(self._records.of_kind(KIND))
+        self._recorded = {}
+        for key in keys.values():
+            if not is_revoked(key, keys):
+                models = None if key.models is None else frozenset(key.models)
+                sees = key.admin or self._expose_decisions
+                caller = Caller(key.tenant, sees, key.name, key.admin, key.manages_keys, models, key.id, True)
+                digest = bytes.fromhex(key.digest)
+                self._recorded[digest] = _Key(caller, digest, key.expires_ms)
+        self._index()
+
+    def _index(self) -> None:
+        self._by_id = {key.caller.id: key for key in (*self._recorded.values(), *self._configured.values())}
+
+    def _configured_key(self, key: ApiKey) -> _Key:
+        models = None if key.models is None else frozenset(key.models)
+        sees = key.admin or self._expose_decisions
+        caller = Caller(key.tenant, sees, key.name, key.admin, key.manages_keys, models, key.name)
+        return _Key(caller, bytes.fromhex(key.sha256))
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """The caller that `Authorization: Bearer` or `x-api-key` names. Raises a 401 for a missing or unknown key."""
-        if not self._keys:
+        """The caller that `Authorization: Bearer` or `x-api-key` names. Raises a 401 for a missing or unknown key, a
+        503 while this gateway does not know yet which keys were made."""
+        if not self._configured:
             return self._anyone
         scheme, _, token = headers.get("authorization", "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not presented:
             message = "Send your API key as `Authorization: Bearer <key>`, or as `x-api-key: <key>`."
             raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
-        digest = hashlib.sha256(presented.encode("latin-1", "replace")).digest()
-        found = None
-        for known, key in self._keys:  # compares every key in constant time, so that timing reveals nothing
-            if hmac.compare_digest(known, digest):
-                found = key
-        if found is None:
+        key = self._find(presented.encode("latin-1", "replace"))
+        if key is None:
+            if self._records is not None and not self._records.has_read:
+                message = "This gateway has not reached Redis yet, and does not know all API keys."
+                raise ApiError(503, "keys_unknown", message, headers={"retry-after": "1"})
             raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
-        return self._caller(found)
+        if not self._is_valid(key):
+            raise ApiError(401, "invalid_api_key", "This API key has expired.", headers=_CHALLENGE)
+        return key.caller
+
+    def _find(self, presented: bytes) -> _Key | None:
+        key = self._configured.get(hashlib.sha256(presented).digest())
+        if key is None and self._recorded and self._records is not None and self._records.signer is not None:
+            return self._recorded.get(self._records.signer.key_digest(presented))
+        return key
+
+    def _is_valid(self, key: _Key) -> bool:
+        return key.expires_ms == math.inf or self.clock.now_ms() < key.expires_ms
 
     @property
     def is_open(self) -> bool:
-        """Whether no keys are configured: everybody may do everything."""
-        return not self._keys
+        """Whether no keys are configured: everybody may do everything. What is in Redis never opens a gateway."""
+        return not self._configured
 
     def knows(self, caller: Caller) -> bool:
         """Whether its key is still valid, and means the same."""
-        return caller == self._anyone if self.is_open else any(self._caller(key) == caller for _, key in self._keys)
+        if self.is_open:
+            return caller == self._anyone
+        key = self._by_id.get(caller.id)
+        return key is not None and key.caller == caller and self._is_valid(key)
 
-    def admin(self, name: str) -> Caller | None:
-        """The caller with the admin key of this name; None if there is none."""
-        for _, key in self._keys:
-            if key.name == name and key.admin:
-                return self._caller(key)
-        return None
+    def refuse_revoked(self, caller: Caller) -> None:
+        """Raises a 401 if a caller that was identified before would not be now."""
+        key = self._by_id.get(caller.id)
+        if not self.is_open and (key is None or not self._is_valid(key)):
+            message = "This API key was revoked, or has expired, while the request waited."
+            raise ApiError(401, "invalid_api_key", message, headers=_CHALLENGE)
 
-    def sha256_of(self, name: str) -> bytes:
-        """The SHA-256 of the key of this name; empty if there is none."""
-        return next((sha256 for sha256, key in self._keys if key.name == name), b"")
+    def admin(self, key_id: str) -> Caller | None:
+        """The caller with the admin key of this id; None if there is none."""
+        key = self._by_id.get(key_id)
+        return key.caller if key is not None and key.caller.is_admin and self._is_valid(key) else None
 
-    def _caller(self, key: ApiKey) -> Caller:
-        return Caller(key.tenant, key.admin or self._expose_decisions, key.name, key.admin)
+    def digest_of(self, key_id: str) -> bytes:
+        """Differs for another key of this id; empty if there is none."""
+        key = self._by_id.get(key_id)
+        return key.digest if key is not None else b""
+
+    def expires_ms(self, caller: Caller) -> float:
+        """When the caller's key expires."""
+        key = self._by_id.get(caller.id)
+        return key.expires_ms if key is not None else 0.0
+
+    def configured(self) -> list[Caller]:
+        """The callers with the keys of the configuration."""
+        return [key.caller for key in self._configured.values()]
 
     def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:
         """The cache salt for the engine. Each tenant has its own, so that no tenant can probe another's cache.

@@ -250,7 +250,7 @@ class Reader:
         def resolve_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
             job.placed_as = model if model is not None else self._fleet.only_base_model()
             job.offer = self._fleet.offers.get(job.placed_as or "")
-            job.backends = resolve_model(self._fleet, model, path)
+            job.backends = resolve_model(self._fleet, model, path, job.caller)
             job.served = job.backends[0]
             job.readable = (*job.backends, *self._fallbacks(job))
             salt = self._keyring.cache_salt(job.caller, cache_salt)
@@ -340,10 +340,13 @@ class Reader:
         return wanted
 
 
-def resolve_model(fleet: Fleet, name: str | None, path: str) -> Backends:
+def resolve_model(fleet: Fleet, name: str | None, path: str, caller: Caller) -> Backends:
     """The pools that serve a request's model, at least one. Raises a 400 if the model is missing, a 404 if it is
-    unknown."""
+    unknown, or if the caller may not use it."""
     backends = fleet.backends(name)
+    if caller.models is not None:
+        names = {name} if name is not None else {one for one, each in fleet.served.items() if each is backends}
+        backends = backends if names & caller.models else ()
     if name is None:
         if not backends and object_in_path(path):  # the object's id gives the pool later
             backends = next(iter(fleet.served.values()), ())
@@ -351,7 +354,7 @@ def resolve_model(fleet: Fleet, name: str | None, path: str) -> Backends:
             raise bad_field("model", "required; GET /v1/models lists what is served here.", "missing_model")
         if not backends:
             raise no_replica()
-    elif not backends and name in fleet.offers:
+    elif not backends and name in fleet.offers and caller.may_use(name):
         backends = _of_fallbacks(fleet, fleet.offers[name])
         if not backends:
             raise no_replica()

@@ -22,7 +22,7 @@ class Fallbacks:
         while job.fallbacks and not job.pinned:
             told, *others = job.fallbacks
             job.fallbacks = tuple(others)
-            if permits(told, job) and self._has_ready(job, told.model):
+            if job.caller.may_use(told.model) and permits(told, job) and self._has_ready(job, told.model):
                 job.fall_back(told.model, self._fleet)
                 return True
         return False

@@ -118,6 +118,8 @@ class ApiKey(Section):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     tenant: Annotated[str, Field(min_length=1)]
     admin: bool = False
+    manages_keys: bool = False
+    models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
 
 
 class SecuritySettings(Section):
@@ -141,6 +143,15 @@ class SecuritySettings(Section):
             raise ValueError(
                 "api_keys need a cache_salt_secret, or tenants could probe each other's cache; set it "
                 "(or KVGATE_CACHE_SALT_SECRET), or share_cache: true if all keys trust each other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_may_make_keys(self) -> Self:
+        if self.records_secret is not None and not any(key.admin for key in self.api_keys):
+            raise ValueError(
+                "records_secret needs a key with admin: true in api_keys, which makes the first other key; without any "
+                "key, a gateway is open to everybody"
             )
         return self
 

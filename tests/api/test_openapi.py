@@ -22,6 +22,10 @@ PATHS = {
     "/v1/replicas/{name}",
     "/v1/replicas/{name}/drain",
     "/v1/replicas/{name}/undrain",
+    "/v1/keys",
+    "/v1/keys/{key_id}",
+    "/v1/keys/{key_id}/rotate",
+    "/v1/audit",
     "/v1/decisions",
 }
 
@@ -54,7 +58,8 @@ def test_it_names_each_path_and_says_what_it_is_for(told: Json, guarded: Stage) 
 def test_what_it_says_of_keys_is_true(told: Json, guarded: Stage) -> None:
     schemes = set(told["components"]["securitySchemes"])
     for method, path, operation in operations(told):
-        asked, headers = path.replace("{name}", "sim"), {"content-type": "application/json"}
+        asked = path.replace("{name}", "sim").replace("{key_id}", "k")
+        headers = {"content-type": "application/json"}
         answer = guarded.send(method, asked, headers=headers)
         if "security" not in operation:
             assert answer.status_code == 200, path

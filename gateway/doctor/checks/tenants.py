@@ -62,9 +62,10 @@ PRIORITY = FindingKind(
 
 def findings(settings: GatewaySettings) -> Iterator[Finding]:
     """What contradicts itself in one configuration."""
+    has_others = settings.security.records_secret is not None  # keys that were made while gateways ran are in Redis
     named = {key.tenant for key in settings.security.api_keys} or {NOBODY}
     for tenant in settings.tenants:
-        if tenant.name not in named:
+        if tenant.name not in named and not has_others:
             yield WITHOUT_KEY.seen(f"tenant {tenant.name}", "no key in security.api_keys is of this tenant")
     limited = [tenant.name for tenant in settings.tenants if any(value for _, value in tenant.limits)]
     if limited and is_cluster(settings.redis.url):

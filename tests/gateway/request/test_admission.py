@@ -63,3 +63,5 @@ def test_what_is_refused_for_a_while_is_not_held() -> None:
 def test_without_a_key_a_share_is_an_addresss_and_of_ipv6_a_networks(peer: str, holder: str) -> None:
     assert holder_of(Caller(None, True), peer) == holder
     assert holder_of(Caller("tenant", False, "team-a"), peer) == "key team-a"
+    made = Caller("tenant", False, "team-a", is_recorded=True)
+    assert holder_of(made, peer) == "tenant tenant", "a tenant that makes keys gets no more with each"

@@ -1,0 +1,81 @@
+"""An API key that was made while gateways ran, as its record tells it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from gateway.records.record import Record
+
+KIND = "key"
+State = Literal["valid", "expired", "revoked"]
+_NOT_FACTS = ("id", "version", "is_removed")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One key. The key itself is nowhere."""
+
+    id: str
+    name: str
+    digest: str
+    """What `key_digest` makes of the key. Whoever can only read Redis cannot compare it with keys that they guess."""
+    tenant: str
+    admin: bool
+    manages_keys: bool
+    models: tuple[str, ...] | None
+    """The models that it may use; None: all."""
+    expires_ms: int
+    kept_until_ms: int
+    """When it would have expired at first. A record that expires earlier now, or is revoked, is kept until then: keys
+    that it has made depend on it."""
+    made_by: str
+    """The id of the key that has made it."""
+    made_ms: int
+    version: int = 1
+    is_removed: bool = False
+
+    @property
+    def field(self) -> str:
+        return f"{KIND}/{self.id}"
+
+    def facts(self) -> dict[str, Any]:
+        """What its record says."""
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_FACTS}
+
+    @classmethod
+    def read(cls, record: Record) -> KeyRecord:
+        """Raises TypeError for a record of another version that lacks something."""
+        known = {name: value for name, value in record.facts.items() if name in cls.__slots__}
+        if known.get("models") is not None:
+            known["models"] = tuple(known["models"])
+        return cls(id=record.id, version=record.version, is_removed=record.is_removed, **known)
+
+
+def key_records(records: Iterable[Record]) -> dict[str, KeyRecord]:
+    """By id. A record that cannot be used is left out."""
+    found = {}
+    for record in records:
+        try:
+            found[record.id] = KeyRecord.read(record)
+        except TypeError:
+            continue
+    return found
+
+
+def is_revoked(key: KeyRecord, keys: Mapping[str, KeyRecord]) -> bool:
+    """Whether it was revoked, or the key that has made it: keys that were made with a stolen one end with it."""
+    one: KeyRecord | None = key
+    while one is not None:
+        if one.is_removed:
+            return True
+        one = keys.get(one.made_by)
+    return False
+
+
+def state_of(key: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> State:
+    """Whether it may be used, and why not."""
+    if is_revoked(key, keys):
+        return "revoked"
+    return "valid" if now_ms < key.expires_ms else "expired"
