@@ -97,6 +97,8 @@ class Keys:
         now_ms = self._keyring.clock.now_ms()
         if (state := state_of(old, self._all(), now_ms)) != "valid":
             raise ApiError(409, "key_not_valid", f"id: this key is {state}; make a new one.", "id")
+        if old.models is None and caller.models is not None:
+            raise _beyond("models", "models that yours may not use")
         models = self._models(caller, None if old.models is None else list(old.models))
         self._room_of(old.tenant)
         text, new = self._new(signer, caller, old.name, old.tenant, models, wanted.expires_days)

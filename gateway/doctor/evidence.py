@@ -114,6 +114,8 @@ class GatewayEvidence:
     config_problems: tuple[str, ...] = ()
     needs_a_restart: tuple[str, ...] = ()
     """Fields of its file."""
+    ignored_records: dict[str, str] = field(default_factory=dict)
+    """Fields of the records in Redis that it ignores, and why."""
     store_problem: str = ""
     store_warnings: dict[str, str] = field(default_factory=dict)
     """Its warnings about Redis, by condition, if it holds the watch's lease."""

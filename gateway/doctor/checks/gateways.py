@@ -8,6 +8,7 @@ from coordinator.finding import FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
 from gateway.doctor.evidence import Evidence, GatewayEvidence, Unknown, grouped
 
+_MOST_NAMED = 5
 UNREACHABLE = FindingKind(
     "gateway-unreachable",
     "error",
@@ -44,6 +45,13 @@ NEEDS_RESTART = FindingKind(
     "warning",
     "its file says something else than it does, until it starts again",
     "restart the gateways one by one (docs/how-to/upgrade.md; kvgate down and up), or take that back",
+)
+RECORDS_IGNORED = FindingKind(
+    "records-ignored",
+    "error",
+    "gateways with another secret do not hear of its keys and revocations; or somebody else has written to Redis",
+    "give all gateways the same security.records_secret (KVGATE_RECORDS_SECRET). If they have it, find out who "
+    "can write to Redis (docs/security.md), and remove the record (docs/how-to/rotate-a-key.md)",
 )
 VERSIONS_DIFFER = FindingKind(
     "gateway-versions-differ",
@@ -109,6 +117,15 @@ def store(evidence: Evidence) -> Iterator[Result]:
             yield ELSEWHERE.seen(
                 gateway.subject, f"{gateway.id} says that its store is up, but has no lease in this Redis"
             )
+
+
+def records(evidence: Evidence) -> Iterator[Result]:
+    """Whether each trusts all records of keys."""
+    for gateway in _answering(evidence):
+        if gateway.ignored_records:
+            told = "; ".join(f"{name}: {why}" for name, why in list(gateway.ignored_records.items())[:_MOST_NAMED])
+            count = len(gateway.ignored_records)
+            yield RECORDS_IGNORED.seen(gateway.subject, f"it ignores {count} records in Redis: {told}")
 
 
 def watch(evidence: Evidence) -> Iterator[Result]:
@@ -181,7 +198,7 @@ def interpreters(evidence: Evidence) -> Iterator[Result]:
             yield PYTHON.seen(gateway.subject, f"its Python {gateway.python} was built without optimisation")
 
 
-CHECKS = (reached, configuration, store, watch, unasked, agreement, views, keys, interpreters)
+CHECKS = (reached, configuration, store, records, watch, unasked, agreement, views, keys, interpreters)
 
 
 def _answering(evidence: Evidence) -> list[GatewayEvidence]:

@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from gateway.ops.cli import config, doctor, follow, operate, owners, redis_cli, replica, replicas, serve, top, watch
+from gateway.ops.cli import (
+    config,
+    doctor,
+    follow,
+    keys,
+    operate,
+    owners,
+    redis_cli,
+    replica,
+    replicas,
+    serve,
+    top,
+    watch,
+)
 from gateway.ops.cli import local_cluster as cluster
 from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.printable import printable_lines
@@ -34,6 +47,7 @@ _COMMANDS = (
     operate.queue,
     operate.drain,
     operate.undrain,
+    keys.audit,
     doctor.doctor,
     redis_cli.redis_cli,
     serve.gateway,
@@ -53,6 +67,12 @@ for command in _COMMANDS:
 
 
 app.add_typer(replicas.app, short_help="Add, remove and list replicas while gateways run.")
+app.add_typer(
+    keys.app,
+    name="keys",
+    short_help="Make, list, replace and revoke API keys.",
+    help="Make, list, replace and revoke API keys while gateways run.",
+)
 
 
 @app.callback()

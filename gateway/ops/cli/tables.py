@@ -1,4 +1,4 @@
-"""Prints the results of `kvgate status`, `kvgate owners`, `kvgate queue` and `kvgate doctor`."""
+"""Prints the results of `kvgate status`, `kvgate keys list`, `kvgate owners`, `kvgate queue` and `kvgate doctor`."""
 
 from __future__ import annotations
 
@@ -51,6 +51,13 @@ def print_status(members: Iterable[MemberStatus]) -> None:
         name, url, detail = (escape(printable(text)) for text in (member.id, member.url, member.detail))
         state = f"[{_COLOURS[member.state]}]{member.state}[/]"
         table.add_row(member.kind, name, state, str(member.pid or "-"), url, detail)
+    _console().print(table)
+
+
+def print_keys(rows: Iterable[list[str]]) -> None:
+    table = _table("id", "name", "tenant", "state", "until", "models", "rights")
+    for row in rows:
+        table.add_row(*map(escape, row))
     _console().print(table)
 
 

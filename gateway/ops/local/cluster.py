@@ -25,6 +25,7 @@ from gateway.ops.local.plan import (
     base_config,
     gateway_config,
     not_used,
+    wants_records_secret,
 )
 from gateway.ops.local.ports import describe_holder, free_ports, lock_port, lock_state_dir, require_free
 from gateway.ops.local.probes import ask_gateway, client, has_events, problem_of, refusal
@@ -34,6 +35,7 @@ from gateway.ops.local.state_dir import (
     ClusterProcess,
     agent_id,
     forget_cluster,
+    records_secret,
     remove_old_files,
     write_cluster,
     write_private,
@@ -135,8 +137,11 @@ class LocalCluster:
 
     def _write_configs(self, ports: list[int], redis_url: str, replicas: list[FollowedReplica]) -> GatewaySettings:
         """Write the file of each gateway. Returns the settings of one."""
+        secret = records_secret(self._plan.state_dir) if wants_records_secret(self._base, self._env) else None
         for n, port in enumerate(ports):
-            text, settings = gateway_config(self._plan, self._base, f"gw{n}", port, redis_url, replicas, self._env)
+            text, settings = gateway_config(
+                self._plan, self._base, f"gw{n}", port, redis_url, replicas, self._env, secret
+            )
             write_private(self._config_of(n), text)
         return settings
 

@@ -81,6 +81,13 @@ def not_used(plan: Plan, base: Mapping[str, Any]) -> list[str]:
     return [field for field, is_left_out in fields.items() if is_left_out]
 
 
+def wants_records_secret(base: Mapping[str, Any], env: Mapping[str, str]) -> bool:
+    """Whether somebody may make keys here, and no secret is given that signs them."""
+    security = base.get("security") or {}
+    is_given = security.get("records_secret") or env.get("KVGATE_RECORDS_SECRET")
+    return not is_given and any(key.get("admin") for key in security.get("api_keys") or [])
+
+
 def gateway_config(
     plan: Plan,
     base: Mapping[str, Any],
@@ -89,6 +96,7 @@ def gateway_config(
     redis_url: str,
     replicas: list[FollowedReplica],
     env: Mapping[str, str],
+    records_secret: str | None = None,
 ) -> tuple[str, GatewaySettings]:
     """The YAML of gateway `name`, which has everything that this cluster decides, and its settings. The gateway reads
     `base` before it.
@@ -107,6 +115,8 @@ def gateway_config(
         own["timeouts"] = {"grace_s": _GRACE_S}
     if plan.redis_namespace is not None:
         own["redis"]["namespace"] = plan.redis_namespace
+    if records_secret is not None:
+        own["security"] = {"records_secret": records_secret}
     if plan.policy is not None:
         own["policy"] = {"name": plan.policy}
     try:

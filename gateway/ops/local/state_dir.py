@@ -4,6 +4,7 @@
     processes.json  every process with its start time and log, for `kvgate down` and `status`
     <id>.yaml       each gateway's configuration
     logs/<id>.log   each process' output
+    records_secret  what its gateways sign API keys with, unless they are given another: it stays when they stop
     redis/          the embedded Redis' working directory
     lock            held while any of the processes runs
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,14 @@ def remove_old_files(state_dir: Path) -> None:
     for path in (*state_dir.iterdir(), *(state_dir / "logs").iterdir()):
         if re.fullmatch(r"gw\d+\.yaml|(gw\d+|r\d+|agent-.+|redis)\.log", path.name):
             path.unlink()
+
+
+def records_secret(state_dir: Path) -> str:
+    """The secret of this folder's clusters, made once."""
+    path = state_dir / "records_secret"
+    if not path.exists():
+        write_private(path, secrets.token_hex(32) + "\n")
+    return path.read_text(encoding="utf-8").strip()
 
 
 def write_private(path: Path, text: str) -> None:

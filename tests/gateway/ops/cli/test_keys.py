@@ -1,0 +1,85 @@
+"""The commands for API keys, on a cluster of `kvgate up`."""
+
+from __future__ import annotations
+
+import json
+import stat
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.gateway.ops.cli.conftest import Kvgate
+from tests.gateway.ops.cli.test_commands import one_line_error
+from tests.polling import wait_until
+
+OPS = "ops-key-0123456789"
+
+
+@pytest.fixture(scope="module")
+def kvgate(shared_kvgate: Kvgate) -> Kvgate:
+    """A running cluster whose configuration has one admin key, and no secret for records."""
+    key = {"name": "ops", "tenant": "ops", "admin": True, "sha256": sha256(OPS.encode()).hexdigest()}
+    file = shared_kvgate.folder / "keys.yaml"
+    file.write_text(yaml.safe_dump({"security": {"api_keys": [key], "share_cache": True}}))
+    result = shared_kvgate.up("--detach", "--config", str(file), env={"KVGATE_API_KEY": OPS})
+    assert result.returncode == 0, result.stderr
+    return shared_kvgate
+
+
+def typed(kvgate: Kvgate, *words: str, api_key: str = OPS) -> Any:
+    options = ("--state-dir", str(kvgate.state_dir))
+    return kvgate.call(*words, *options, env={"KVGATE_API_KEY": api_key})
+
+
+def serve(kvgate: Kvgate, api_key: str) -> set[int]:
+    """What each gateway answers to this key."""
+    headers = {"authorization": f"Bearer {api_key}"}
+    urls = [gateway["url"] for gateway in kvgate.cluster()["gateways"]]
+    return {httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).status_code for url in urls}
+
+
+def test_a_cluster_with_an_admin_key_signs_keys_with_a_secret_that_is_its_owners_alone(kvgate: Kvgate) -> None:
+    file = kvgate.state_dir / "records_secret"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    configs = [yaml.safe_load((kvgate.state_dir / f"gw{n}.yaml").read_text()) for n in range(2)]
+    assert {config["security"]["records_secret"] for config in configs} == {file.read_text().strip()}
+
+
+def test_a_key_is_made_listed_replaced_and_revoked(kvgate: Kvgate) -> None:
+    made = typed(kvgate, "keys", "create", "batch", "--tenant", "research", "--model", "sim", "--expires-days", "7")
+    assert made.returncode == 0, made.stderr
+    api_key = made.stdout.strip()
+    assert "shown only now" in made.stderr
+    wait_until(lambda: serve(kvgate, api_key) == {200})
+    [listed] = [
+        key
+        for key in json.loads(typed(kvgate, "keys", "list", "--json").stdout)["keys"]
+        if key["state"] != "configured"
+    ]
+    shown = [line for line in typed(kvgate, "keys", "list").stdout.splitlines() if listed["id"] in line]
+    assert len(shown) == 1
+    assert all(word in shown[0] for word in ("batch", "research", "valid", "sim"))
+    assert api_key not in str(listed) + shown[0]
+    rotated = typed(kvgate, "keys", "rotate", listed["id"], "--overlap-hours", "0")
+    other = rotated.stdout.strip()
+    wait_until(lambda: (serve(kvgate, other), serve(kvgate, api_key)) == ({200}, {401}))
+    new_id = rotated.stderr.partition("(")[2].partition(")")[0]
+    revoked = typed(kvgate, "keys", "revoke", new_id)
+    assert revoked.stdout == f"batch ({new_id}) of research is revoked\n"
+    wait_until(lambda: serve(kvgate, other) == {401})
+    told = typed(kvgate, "audit").stdout.splitlines()
+    assert [line.partition("UTC  ")[2].partition(" (")[0] for line in told[:3]] == [
+        "ops: revoke key batch",
+        "ops: rotate key batch",
+        "ops: create key batch",
+    ]
+
+
+def test_mistakes_are_told_in_one_line(kvgate: Kvgate) -> None:
+    assert "there is no such key" in one_line_error(typed(kvgate, "keys", "revoke", "k-none"))
+    assert "is in the configuration file" in one_line_error(typed(kvgate, "keys", "revoke", "ops"))
+    assert "expires_days" in one_line_error(typed(kvgate, "keys", "create", "x", "--expires-days", "400"))
+    assert "KVGATE_API_KEY" in one_line_error(typed(kvgate, "keys", "list", api_key="wrong"))
