@@ -25,7 +25,7 @@ from tests.redis_server import running_redis
 
 TEXT = (ROOT / "docs" / "quickstart.md").read_text()
 REPLICA = load_replica(ROOT / "deploy" / "compose" / "replica-vllm.yaml", {"KVGATE_REPLICA_ID": "r0"})
-SECRETS = {"KVGATE_REDIS_URL", "KVGATE_LMCACHE_URL"}
+SECRETS = {"KVGATE_REDIS_URL", "KVGATE_AGENT_REDIS_URL", "KVGATE_LMCACHE_URL"}
 
 
 def block_with(part: str, language: str = "console") -> str:
@@ -120,7 +120,7 @@ def test_the_figures_and_names_are_those_of_the_replicas_file(tmp_path: Path) ->
     assert f"{tokens // 1000} 000 tokens of this model" in TEXT
 
 
-def test_redis_gets_two_users_who_can_log_in_from_where_the_hosts_are(tmp_path: Path) -> None:
+def test_redis_gets_three_users_who_can_log_in_from_where_the_hosts_are(tmp_path: Path) -> None:
     urls = secrets(tmp_path)
     assert set(urls) == SECRETS
     assert all(re.fullmatch(r"redis://\w+:\w+@10\.0\.0\.5:6379/0", url) for url in urls.values())
@@ -128,7 +128,10 @@ def test_redis_gets_two_users_who_can_log_in_from_where_the_hosts_are(tmp_path: 
     options = [str(ROOT / "configs" / "redis.conf"), *started[2:]]
     options[options.index("--aclfile") + 1] = str(tmp_path / "users.acl")
     with running_redis(options=tuple(options[1:])) as server:
-        for variable, key in (("KVGATE_REDIS_URL", "kvgate:x"), ("KVGATE_LMCACHE_URL", "kvchunk@x")):
+        keys = ("kvgate:x", "kvgate:{m}:x", "kvchunk@x")
+        for variable, key in zip(
+            ("KVGATE_REDIS_URL", "KVGATE_AGENT_REDIS_URL", "KVGATE_LMCACHE_URL"), keys, strict=True
+        ):
             client = redis.Redis.from_url(urls[variable].replace("10.0.0.5:6379", f"127.0.0.1:{server.port}"))
             assert client.set(key, "1")
             client.close()

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
+from redis.exceptions import NoPermissionError
 
 import coordinator
 from coordinator.errors import StoreDown, StoreRefused
+from coordinator.keys import (
+    WATCHER,
+    PoolKeys,
+    audit_key,
+    console_secret_key,
+    decisions_key,
+    models_key,
+    prefix,
+    records_key,
+)
+from coordinator.known_pools import list_pool
 from coordinator.maintenance.held_keys import forget
-from coordinator.placement import Reservation
+from coordinator.placement import Reservation, TenantLimits
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool
 from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.routed import Split, Way, choose_way
+from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.scripts import load
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
@@ -48,7 +62,7 @@ COMMANDS = (
     *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
     *("zadd", "zrem", "zcard", "zrange", "zrangebyscore"),
     *("zscore", "zmscore", "zcount", "zrevrange", "zrandmember", "hrandfield"),
-    *("sadd", "smembers", "rpush", "lrange", "ltrim", "blmove", "xadd", "xread"),
+    *("sadd", "smembers", "rpush", "lrange", "ltrim", "blmove", "xadd", "xread", "xrevrange"),
 )
 WATCHES = (
     *("+info", "+dbsize", "+randomkey", "+pttl", "+memory|usage", "+subscribe"),
@@ -56,6 +70,8 @@ WATCHES = (
 )
 TENDS = ("~*@*@*@*", "+eval", "+evalsha", "+pttl", "+pexpire", "+memory|usage", "+object|idletime")
 RULES = ("reset", "on", ">secret", "resetkeys", "~kvgate:*", "-@all", *(f"+{name}" for name in COMMANDS))
+AGENT_KEYS = ("~kvgate:{*}:*", "~kvgate:pools", "~kvgate:tenants")
+AGENT_RULES = (*RULES[:4], *AGENT_KEYS, *RULES[5:])
 
 
 @pytest.fixture
@@ -155,6 +171,33 @@ async def live_among_many(pool: Pool) -> None:
         await place(pool, policy, chain("many"), knobs=PolicyKnobs(policy))
 
 
+async def let_in(pool: Pool, url: str, client: redis.Redis) -> None:
+    """An agent says that its replica has room again, and a request of a tenant with limits that waits for it is let
+    in."""
+    async with linked(url, "r8") as link, asyncio.TaskGroup() as tasks:
+        await pool.beat()
+        knobs = PolicyKnobs(max_active_requests=1)
+        assert await pool.place(request("full r8", chain(8), pinned="r8", knobs=knobs))
+        asked = request("waiting r8", chain(9), pinned="r8", knobs=knobs, room_share=1.0, limits=TenantLimits(5))
+        waiting = tasks.create_task(pool.place(asked))
+        await eventually(lambda: len(pool.seats) == 1)
+        await client.hset(pool.keys.active, "r8", 0)
+        await link.change_state("asleep", "ready")
+        assert await waiting is not None
+        pool.done("waiting r8")
+        pool.done("full r8")
+
+
+async def keep_records(store: Store) -> None:
+    """What gateways do with the records of operators."""
+    records = RecordStore(store, "")
+    assert await records.look() == (b"", 0)
+    assert await records.put([RecordChange("key/k", b"", b"1")], AuditNote("who", "what", "subject", "tenant"))
+    assert await records.read() == {"key/k": b"1"}
+    assert len(await records.audit(10)) == 1
+    assert await records.put([RecordChange("key/k", b"1", b"")], AuditNote())
+
+
 async def survey(url: str) -> None:
     """What the doctor must read with the gateways' user."""
     found = await Survey.open(url, 5.0)
@@ -190,6 +233,9 @@ def test_the_documentation_lists_these_commands() -> None:
     found = re.search(r"^ACL SETUSER kvgate on .*? -@all(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert found is not None
     assert sorted(found[1].split()) == sorted(f"+{name}" for name in (*COMMANDS, "info"))
+    agents = re.search(r"^ACL SETUSER kvagent on >PASSWORD (.*?) -@all(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert agents is not None
+    assert (tuple(agents[1].split()), agents[2].split()) == (AGENT_KEYS, found[1].split())
 
 
 async def test_chunks_that_the_user_may_not_see_count_for_nothing_and_stop_no_placement(
@@ -217,12 +263,45 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
         await choose(store)
         await tell(store, restricted_url)
         await survey(restricted_url)
+        await keep_records(store)
         await client.hset(pool.keys.gateways, "gw9", f"1 {await now_ms(client) - 1}")
         await client.hset(pool.keys.flight("gw9"), "x", f"r0 life1 1 10 {chain(1)[0]}")
         await eventually(lambda: is_reaped(pool, client, "gw9"))
     denied = {entry["object"] for entry in await client.acl_log()}
     # Versions and settings are optional. redis-py introduces itself with CLIENT SETINFO.
     assert denied <= {"info", "client", "client|setinfo"}
+
+
+async def test_an_agents_user_can_do_what_agents_do_and_reaches_no_record_of_operators(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    await client.execute_command("ACL", "SETUSER", "kvagent", *AGENT_RULES)
+    url = redis_server.url.replace("redis://", "redis://kvagent:secret@")
+    await client.execute_command("ACL", "LOG", "RESET")
+    store = Store(StoreOptions(redis_server.url, budget_s=5.0), "gw0")
+    async with running(store):
+        pool = store.pool("m")
+        pool.register(replica("r9"))
+        await tell(store, url)
+        await list_pool(url, pool.keys, 5.0)
+    denied = {entry["object"] for entry in await client.acl_log()}
+    assert denied <= {"client", "client|setinfo"}
+    async with redis.Redis.from_url(url, protocol=2) as agent:
+        for key in (records_key(), audit_key(), console_secret_key(), WATCHER, models_key(), decisions_key()):
+            for command in (agent.hset(key, "a", "b"), agent.set(key, "x"), agent.delete(key), agent.get(key)):
+                with pytest.raises(NoPermissionError):
+                    await command
+            with pytest.raises(redis.ResponseError, match=r"permission|access"):
+                await agent.eval("return redis.call('HSET', KEYS[1], 'a', 'b')", 1, key)
+
+
+@pytest.mark.parametrize("namespace", ["", "team-a", "records", "audit"])
+def test_no_pattern_of_an_agents_keys_fits_a_record_of_operators(namespace: str) -> None:
+    pattern = f"{prefix(namespace)}:{{*}}:*"
+    assert fnmatchcase(PoolKeys("m", namespace).own("k"), pattern)
+    for other in ("", "team-a", "records", "audit", namespace):
+        assert not fnmatchcase(records_key(other), pattern)
+        assert not fnmatchcase(audit_key(other), pattern)
 
 
 async def test_every_command_in_the_list_is_used(redis_server: RedisServer, client: redis.Redis) -> None:
@@ -235,6 +314,7 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
         await choose(store)
         await tell(store, redis_server.url)
         await survey(redis_server.url)
+        await keep_records(store)
         await client.hset(store.pool("m").keys.gateways, "gw9", "1 1")
         await eventually(lambda: is_reaped(store.pool("m"), client, "gw9"))
     async with watching(redis_server.url) as watcher:

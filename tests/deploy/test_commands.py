@@ -48,7 +48,8 @@ def test_a_container_has_the_environment_that_replica_command_prints(overlay: st
     has = environment(workload(overlay, "replica").container(CONTAINERS[name]))
     assert command["env"].items() <= {variable: each.get("value") for variable, each in has.items()}.items()
     for variable in command["needs"]:
-        assert has[variable]["valueFrom"]["secretKeyRef"]["key"] == variable
+        key = {"KVGATE_REDIS_URL": "KVGATE_AGENT_REDIS_URL"}.get(variable, variable)  # agents have a user of their own
+        assert has[variable]["valueFrom"]["secretKeyRef"]["key"] == key
 
 
 @pytest.mark.parametrize("overlay", WITH_VLLM)

@@ -175,22 +175,23 @@ def test_redis_users_may_do_what_the_documentation_says() -> None:
     text = (ROOT / "docs" / "security.md").read_text()
     users = dict(re.findall(r"^user (\w+) on (.*)$", secret()["users.acl"], flags=re.MULTILINE))
     assert users.pop("default").split() == ["nopass", "-@all", "+ping"]
-    assert users.keys() == {"kvgate", "kvchunk"}
+    urls = {"kvgate": "KVGATE_REDIS_URL", "kvagent": "KVGATE_AGENT_REDIS_URL", "kvchunk": "KVGATE_LMCACHE_URL"}
+    assert users.keys() == urls.keys()
     for name, rules in users.items():
         documented = re.search(rf"^ACL SETUSER {name} on >PASSWORD (.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
         assert documented is not None
         password, *its_rules = rules.split()
         known = documented[1].split()
-        if name == "kvgate":
+        if name != "kvchunk":
             # The manifests run Redis 7, for which the documentation asks for this rule too.
             assert "%R~kvchunk@*" in text
             its_rules.remove("%R~kvchunk@*")
+        if name == "kvgate":
             watch = re.search(r"^ACL SETUSER kvgate (\+dbsize.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
             assert watch is not None
             known += watch[1].split()
         assert its_rules == known
-        url = secret()["KVGATE_REDIS_URL" if name == "kvgate" else "KVGATE_LMCACHE_URL"]
-        assert url == f"redis://{name}:{password.removeprefix('>')}@redis:6379/0"
+        assert secret()[urls[name]] == f"redis://{name}:{password.removeprefix('>')}@redis:6379/0"
 
 
 def test_redis_takes_the_users_and_whoever_has_no_password_may_only_ping(tmp_path: Path) -> None:
@@ -202,6 +203,7 @@ def test_redis_takes_the_users_and_whoever_has_no_password_may_only_ping(tmp_pat
             return stack.enter_context(redis.from_url(url.replace("redis:6379", f"127.0.0.1:{server.port}")))
 
         client(secret()["KVGATE_REDIS_URL"]).set("kvgate:x", "1")
+        client(secret()["KVGATE_AGENT_REDIS_URL"]).set("kvgate:{m}:x", "1")
         chunks = client(secret()["KVGATE_LMCACHE_URL"])
         chunks.set("kvchunk@x", "1")
         nobody = client(server.url)
