@@ -69,6 +69,6 @@ def test_keys_are_spelled_nowhere_else() -> None:
     folders = [ROOT / name for name in ("gateway", "bench", "configs", "deploy")]
     files = [file for folder in folders for file in folder.rglob("*") if file.suffix in {".py", ".lua", ".yaml", ".sh"}]
     files += [file for file in (ROOT / "coordinator").rglob("*") if file.suffix in {".py", ".lua"}]
-    guilty = [str(file.relative_to(ROOT)) for file in files if re.search(r"kvgate:\{", file.read_text("utf-8"))]
+    guilty = [str(file.relative_to(ROOT)) for file in files if re.search(r"kvgate:\{(?!\*)", file.read_text("utf-8"))]
     assert files
     assert guilty == []
