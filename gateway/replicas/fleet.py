@@ -114,8 +114,16 @@ class Fleet:
         found = self.served.get(name)
         if found is not None:
             return found
-        known = self.known.get(name)
+        known = self._known(name)
         return (known,) if known is not None else ()
+
+    def _known(self, name: str) -> ServedModel | None:
+        """The known model of this name; of a configured one that nobody has served under this name, one of those that
+        its backends match."""
+        known, offer = self.known.get(name), self.offers.get(name)
+        if known is None and offer is not None:
+            return next((each for name, each in self.known.items() if offer.may_be(name, each)), None)
+        return known
 
     @property
     def served(self) -> dict[str, Backends]:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from coordinator.engine.facts import ModelCard, base_card
 from gateway.replicas.member import Member
-from gateway.replicas.served import Backends, served_by
+from gateway.replicas.served import Backends, ServedModel, served_by
 from gateway.settings.model_settings import BackendSettings, FallbackSettings, ModelSettings
 
 
@@ -39,6 +39,13 @@ class Offer:
     is_sticky: bool
     """Whether a conversation stays with its backend."""
     fallback: tuple[FallbackSettings, ...]
+    backends: tuple[BackendSettings, ...]
+
+    def may_be(self, name: str, known: ServedModel) -> bool:
+        """Whether a known model of this name may be one of the backends. The labels of its replicas are not known."""
+        if not self.backends:
+            return name == self.model
+        return any(_may_match(self.model, each, name, known) for each in self.backends)
 
 
 def offers_of(models: Sequence[ModelSettings]) -> dict[str, Offer]:
@@ -48,7 +55,9 @@ def offers_of(models: Sequence[ModelSettings]) -> dict[str, Offer]:
         options = {each.name: Option(each.name, at, each.weight) for at, each in enumerate(model.backends, 1)}
         told = "\n".join(f"{each.name} {each.weight}" for each in model.backends)
         digest = blake2b(told.encode(), digest_size=6).hexdigest()
-        offer = Offer(model.name, options, digest, model.session == "sticky", tuple(model.fallback))
+        offer = Offer(
+            model.name, options, digest, model.session == "sticky", tuple(model.fallback), tuple(model.backends)
+        )
         found |= dict.fromkeys((model.name, *model.aliases), offer)
     return found
 
@@ -69,6 +78,15 @@ def with_models(
             if backends:
                 served[name] = backends
     return served
+
+
+def _may_match(model: str, backend: BackendSettings, name: str, known: ServedModel) -> bool:
+    """Whether a known model of this name may be this backend of the configured model."""
+    wanted = backend.match
+    if backend.pool not in (None, known.pool) or wanted.root not in (None, known.root_model):
+        return False
+    called = wanted.model or wanted.adapter
+    return name == (called or model) or (called is None and bool(backend.pool or wanted.root))
 
 
 def _matching(name: str, backend: BackendSettings, members: Iterable[Member]) -> Backends:

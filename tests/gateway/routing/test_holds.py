@@ -19,6 +19,7 @@ from gateway.request.reader import Job
 from gateway.routing.holds import Holds
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
+from gateway.settings.model_settings import ModelSettings
 from gateway.upstream import Upstream
 from tests.gateway.routing.test_router import job
 
@@ -86,3 +87,23 @@ async def test_a_held_request_goes_to_the_address_that_its_replica_has_then() ->
     gateway.has_replica("http://new")
     await asyncio.wait_for(task, 1)
     assert asked.served.replicas == {"r0": "http://new"}
+
+
+@pytest.mark.parametrize(
+    ("model", "pool"),
+    [
+        ({"name": "sim", "aliases": ["chat"]}, "m"),
+        ({"name": "chat", "backends": [{"match": {"root": "n"}}]}, "n"),
+        ({"name": "chat", "backends": [{"match": {"model": "sim of n"}}]}, "n"),
+        ({"name": "chat", "backends": [{"pool": "n"}]}, "n"),
+        ({"name": "chat", "backends": [{"match": {"root": "never seen"}}]}, None),
+        ({"name": "chat", "backends": [{"match": {"labels": {"version": "v2"}}}]}, None),
+    ],
+)
+def test_a_configured_name_is_known_by_the_names_and_roots_that_it_leads_to(
+    model: dict[str, Any], pool: str | None
+) -> None:
+    """No replica is listed: a gateway that starts while pools are scaled to zero knows only what was served."""
+    gateway = Held()
+    gateway.fleet.use_models([ModelSettings.model_validate(model)])
+    assert [each.pool for each in gateway.fleet.backends("chat")] == ([pool] if pool else [])
