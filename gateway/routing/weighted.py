@@ -73,7 +73,8 @@ class Weighted:
         except StoreError as error:
             self._choice.aim(job)
             self._note(job.served.pool, error)
-            way, answer = next(each for each in ways if each.backend == job.served.option), "away"
+            # Another backend may have become ready while the store was asked.
+            way, answer = next((each for each in ways if each.backend == job.served.option), ways[0]), "away"
         chosen = backends[ways.index(way)]
         job.aim(chosen)
         job.option = chosen.option
