@@ -63,13 +63,14 @@ class Elsewhere:
         return False
 
     def may_fall_back(self, job: Job, tries: Tries) -> bool:
-        """Whether another model may get a request that all replicas of its own have failed."""
+        """Whether another model may get a request that replicas of its own have failed. That is a retry. But if none of
+        these is sound, the budget would only keep clients from the model that is to answer then."""
         failures = tries.failures
         if not failures:
             return True
         if has_stalled_two(failures) or (job.has_effects and maybe_executed(failures) is not None):
             return False
-        return self._budget.take(time.monotonic())
+        return self._budget.take(time.monotonic(), may_exceed=not self._has_sound_one(job, ()))
 
     def _has_sound_one(self, job: Job, tried: Collection[str]) -> bool:
         """Whether a ready replica is left that does not answer each request with an error. If all do, retries would

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -105,6 +106,22 @@ async def test_another_model_answers_when_every_replica_of_its_own_fails(stage: 
     assert (answer.status_code, answer.headers["x-kvgate-model"]) == (200, SMALL)
     metrics = (await http.get(f"{stage.urls[0]}/metrics")).text
     assert 'kvgate_fallbacks_total{why="failed"} 1.0' in metrics
+
+
+async def test_a_spent_retry_budget_keeps_nobody_from_the_other_model_while_no_own_replica_is_sound(
+    stage: Stage, http: httpx.AsyncClient
+) -> None:
+    async def models(count: int, what: str) -> Counter[str]:
+        asked = (ask(http, stage.urls[0], prose(f"{what} {at}", 40), model="chat") for at in range(count))
+        answers = [await each for each in asked]
+        return Counter(each.headers.get("x-kvgate-model", "") for each in answers if each.status_code == 200)
+
+    assert await models(20, "well") == {LARGE: 20}
+    for name in ("a", "b"):
+        fault = {"mode": "error", "status": 500, "count": -1}
+        assert (await http.post(f"{stage.servers[name].url}/sim/fail", json=fault)).status_code == 200
+    await models(40, "the budget is spent")
+    assert await models(40, "then") == {SMALL: 40}
 
 
 async def test_another_model_answers_when_there_is_no_room_in_time(
