@@ -335,6 +335,10 @@ class Placer:
         elif isinstance(placement, Seat):
             self.seats.leave(request)
 
+    def was_counted(self, request: PlaceRequest) -> None:
+        """The store has counted this request for its tenant's limits, in another pool."""
+        self._reservations.was_counted(request)
+
     def is_asked(self, reservation: str) -> bool:
         """Whether a placement under this name is on its way, wanted or not."""
         return reservation in self.placing or reservation in self._unanswered

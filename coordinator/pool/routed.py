@@ -126,14 +126,15 @@ def _packed(placing: tuple[Any, ...]) -> bytes:
 
 
 def _undo_late(ways: Sequence[Way], late_reply: Any) -> None:
-    """The caller gave up before the reply came."""
-    refused = isinstance(late_reply, Exception)
-    chosen = None if refused else ways[late_reply[0] - 1]
+    """The caller gave up before the reply came. It may have gone another way than the store had chosen."""
+    chosen = None if isinstance(late_reply, Exception) else ways[late_reply[0] - 1]
+    if chosen is not None:
+        chosen.placer.undo_late(chosen.request, late_reply[1])
     for way in ways:
-        if way is chosen:
-            way.placer.undo_late(way.request, late_reply[1])
-        else:
+        if way is not chosen:
             way.placer.forget_call(way.request.reservation)
+            if chosen is not None and chosen.request.is_counted:
+                way.placer.was_counted(way.request)
 
 
 def _forget(ways: Sequence[Way]) -> None:

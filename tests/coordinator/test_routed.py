@@ -9,13 +9,14 @@ from functools import partial
 import pytest
 import redis.asyncio as redis
 
+from coordinator.errors import StoreLate
 from coordinator.keys import shares_key
-from coordinator.placement import Placement
+from coordinator.placement import Placement, Reservation, TenantLimits
 from coordinator.pool.pool import Pool
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.subset import Subset
-from tests.coordinator.stage import KEYS, chain, numbers, register, request
+from tests.coordinator.stage import KEYS, chain, drained, numbers, register, request, standing_still
 from tests.redis_server import RedisServer
 
 SPLIT = Split(shares_key(), "chat.0", "", False)
@@ -71,3 +72,29 @@ async def test_unreadable_counts_stop_no_placement(
         found[chosen.backend] += 1
     assert sum((await numbers(client, KEYS.active)).values()) == 16
     assert found == {"v1": 8, "v2": 8}
+
+
+async def test_a_request_counts_once_although_its_gateway_took_another_way_than_the_late_choice(
+    pool: Pool, other: Pool, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    await register(pool, 2)
+    await choose_way([way(pool, 1, "warm up", "r0"), way(other, 2, "warm up", "r0")], SPLIT._replace(field="warm up"))
+    ways = [way(pool, 1, "late", "r0"), way(other, 2, "late", "r0")]
+    for each in ways:
+        each.request.limits = TenantLimits(requests_per_min=10)
+    with standing_still(redis_server):
+        pool.placer.budget_s = 0.05
+        pool.clock.forget()
+        with pytest.raises(StoreLate):
+            await choose_way(ways, SPLIT)
+        pool.placer.budget_s = 5.0
+        asked = ways[1].request
+        other.adopt(Reservation(asked.reservation, "r0", "life1", 100, "-", asked.budget(100, requests=1)))
+    await drained(pool)
+    other.reservations.count_adopted()
+    await drained(other)
+    assert await client.hget(SPLIT.shares, SPLIT.field), "the choice was made"
+    following = request("next", chain("next"), limits=TenantLimits(requests_per_min=10))
+    placement = await pool.place(following)
+    assert placement is not None
+    assert placement.left[0] == 10 - 2
