@@ -181,12 +181,12 @@ def _add_changes(app: FastAPI, keyring: Keyring, changes: ReplicaChanges) -> Non
     async def add(request: Request) -> Response:
         refuse_other_origins(request)
         caller = _refuse_others(keyring, request)
-        return _json(200, await changes.add(await _small_body(request), caller.key))
+        return _json(200, await changes.add(await _small_body(request), caller.id))
 
     @app.delete("/v1/replicas/{name}")
     async def remove(request: Request, name: str) -> Response:
         caller = _refuse_others(keyring, request)
-        return _json(200, await changes.remove(name, caller.key))
+        return _json(200, await changes.remove(name, caller.id))
 
 
 def _add_keys(app: FastAPI, keyring: Keyring, keys: Keys) -> None:
