@@ -147,11 +147,11 @@ class SecuritySettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _somebody_may_make_keys(self) -> Self:
-        if self.records_secret is not None and not any(key.admin for key in self.api_keys):
+    def _keys_are_asked_for(self) -> Self:
+        if self.records_secret is not None and not self.api_keys:
             raise ValueError(
-                "records_secret needs a key with admin: true in api_keys, which makes the first other key; without any "
-                "key, a gateway is open to everybody"
+                "records_secret needs api_keys: without any, a gateway is open to everybody, whatever keys are made. "
+                "Give one key with admin: true, which makes the others"
             )
         return self
 

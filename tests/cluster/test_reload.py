@@ -293,8 +293,7 @@ async def has_lines(http: httpx.AsyncClient, cluster: Cluster, lines: Callable[[
 
 
 async def test_what_check_config_would_warn_of_is_logged(cluster: Cluster, http: httpx.AsyncClient, file: Path) -> None:
-    unused = {"name": "nobody", "weight": 2}
-    write(file, configured(OLD, OPS, tenants=[unused]))
+    write(file, configured(OLD, OPS, queue={"max_waiting": 10, "max_waiting_per_tenant": 20}))
     log = cluster.state_dir / "logs" / "gw0.log"
     await eventually(lambda: "doubtful configuration" in log.read_text())
 

@@ -118,13 +118,12 @@ def test_keys_that_share_the_cache_need_no_salt() -> None:
     assert build_settings({"security": security}, {}).security.cache_salt_secret is None
 
 
-def test_a_secret_for_records_needs_a_configured_admin_so_that_nothing_in_redis_opens_a_gateway() -> None:
+def test_a_secret_for_records_needs_a_configured_key_so_that_nothing_in_redis_opens_a_gateway() -> None:
     key = {"name": "a", "sha256": SHA256, "tenant": "t"}
     security: dict[str, Any] = {"share_cache": True, "records_secret": "sixteen characters"}
-    for keys in ([], [key]):
-        with pytest.raises(SettingsError, match="admin: true in api_keys"):
-            build_settings({"security": security | {"api_keys": keys}}, {})
-    build_settings({"security": security | {"api_keys": [key | {"admin": True}]}}, {})
+    with pytest.raises(SettingsError, match="records_secret needs api_keys"):
+        build_settings({"security": security | {"api_keys": []}}, {})
+    build_settings({"security": security | {"api_keys": [key]}}, {})
 
 
 def test_ranks_of_one_server_are_replicas_of_their_own() -> None:
