@@ -155,13 +155,16 @@ async def test_a_request_that_waits_when_its_key_is_revoked_gets_no_replica(
     other = httpx.AsyncClient(timeout=30, headers=bearer(OPS))
     holding = held_stream(other, url, prose("holds the only replica"))
     async with other, holding as stream, asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(http.post(url + CHAT, json=chat("waits", 1), headers=bearer(key["key"])))
+        body = chat(prose("waits"), 1)
+        waiting = tasks.create_task(http.post(url + CHAT, json=body, headers=bearer(key["key"])))
         await eventually(lambda: waits(ops))
         await ops.revoke(key)
         await stream.hang_up()
         answer = await waiting
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert "waited" in answer.json()["error"]["message"]
+    again = await http.post(url + CHAT, json=body, headers=bearer(BOSS))
+    assert again.headers["x-kvgate-decision"].startswith("cold"), "the map does not say that its prompt was computed"
     await eventually(lambda: is_idle(store, cluster))
 
 

@@ -25,7 +25,7 @@ from coordinator.keys import (
 )
 from coordinator.known_pools import list_pool
 from coordinator.maintenance.held_keys import forget
-from coordinator.placement import Reservation, TenantLimits
+from coordinator.placement import Reservation
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
@@ -171,23 +171,6 @@ async def live_among_many(pool: Pool) -> None:
         await place(pool, policy, chain("many"), knobs=PolicyKnobs(policy))
 
 
-async def let_in(pool: Pool, url: str, client: redis.Redis) -> None:
-    """An agent says that its replica has room again, and a request of a tenant with limits that waits for it is let
-    in."""
-    async with linked(url, "r8") as link, asyncio.TaskGroup() as tasks:
-        await pool.beat()
-        knobs = PolicyKnobs(max_active_requests=1)
-        assert await pool.place(request("full r8", chain(8), pinned="r8", knobs=knobs))
-        asked = request("waiting r8", chain(9), pinned="r8", knobs=knobs, room_share=1.0, limits=TenantLimits(5))
-        waiting = tasks.create_task(pool.place(asked))
-        await eventually(lambda: len(pool.seats) == 1)
-        await client.hset(pool.keys.active, "r8", 0)
-        await link.change_state("asleep", "ready")
-        assert await waiting is not None
-        pool.done("waiting r8")
-        pool.done("full r8")
-
-
 async def keep_records(store: Store) -> None:
     """What gateways do with the records of operators."""
     records = RecordStore(store, "")
@@ -284,6 +267,9 @@ async def test_an_agents_user_can_do_what_agents_do_and_reaches_no_record_of_ope
         pool.register(replica("r9"))
         await tell(store, url)
         await list_pool(url, pool.keys, 5.0)
+        async with linked(url, "r9") as link:
+            await link.change_state("ready", "asleep")
+            await link.change_state("asleep", "ready")
     denied = {entry["object"] for entry in await client.acl_log()}
     assert denied <= {"client", "client|setinfo"}
     async with redis.Redis.from_url(url, protocol=2) as agent:

@@ -13,6 +13,7 @@ from coordinator.store import Store
 from gateway.console import sessions
 from gateway.console.sessions import Sessions
 from gateway.errors import ApiError
+from gateway.records.record import Signer
 from gateway.request.keyring import Keyring
 from gateway.settings.gateway_settings import SecuritySettings
 
@@ -41,16 +42,25 @@ class Keeper:
         return self.value
 
 
-def of(store: Keeper, key: str = "secret-root", admin: bool = True) -> Sessions:
+def of(store: Keeper, key: str = "secret-root", admin: bool = True, signer: Signer | None = None) -> Sessions:
     """The sessions of a gateway whose configuration has one key, named root."""
     sha256 = hashlib.sha256(key.encode()).hexdigest()
     keys = [{"name": "root", "sha256": sha256, "tenant": "operations", "admin": admin}]
     keyring = Keyring(SecuritySettings.model_validate({"api_keys": keys, "share_cache": True}))
-    return Sessions(keyring, cast("Store", store), "")
+    return Sessions(keyring, cast("Store", store), "", signer)
 
 
 async def is_logged_in(at: Sessions, cookie: str) -> bool:
     return await at.caller(cookie) is not None
+
+
+async def test_who_can_only_read_the_store_cannot_sign_a_session_where_there_is_a_secret_of_records() -> None:
+    store = Keeper()
+    one, other = (of(store, signer=Signer("0123456789abcdef", "")) for _ in range(2))
+    cookie = await one.begin("secret-root")
+    assert await is_logged_in(other, cookie)
+    reader = of(store)  # it knows the secret in the store, and the digest of the key
+    assert not await is_logged_in(one, await reader.begin("secret-root"))
 
 
 async def test_all_sessions_end_at_all_gateways_when_the_secret_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
