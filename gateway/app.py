@@ -125,7 +125,9 @@ class Gateway:
         self.attempts = attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
-        self.explainer = Explainer(settings, self.admission, self.reader, self.router, objects, self.store)
+        self.explainer = Explainer(
+            settings, self.admission, self.reader, self.router, objects, self.store, Fallbacks(self.fleet)
+        )
         self.control = self._own_paths(keyring, self.explainer)
 
     def _watch_replicas(self, settings: GatewaySettings, certificates: Certificates) -> AnswerProgress:

@@ -24,6 +24,7 @@ from gateway.request.body import receive_body
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job, Reader
 from gateway.request.reading import Body, BodyHead
+from gateway.routing.fallbacks import Fallbacks
 from gateway.routing.router import Router
 from gateway.settings.gateway_settings import GatewaySettings
 
@@ -41,8 +42,9 @@ class Explainer:
         router: Router,
         objects: StoredObjects,
         store: Store,
+        fallbacks: Fallbacks,
     ) -> None:
-        self._store = store
+        self._store, self._fallbacks = store, fallbacks
         self.use(settings)
         self._admission, self._reader, self._router, self._objects = admission, reader, router, objects
         self._deadlines = Deadlines()
@@ -75,6 +77,8 @@ class Explainer:
         await self._objects.pin(job)
         if job.prompt is None:
             raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
+        if self._fallbacks.is_due(job):
+            self._fallbacks.next(job)
         if job.has_choice:
             self._router.choice.aim(job)
         pool = self._router.pool(job)

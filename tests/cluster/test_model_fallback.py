@@ -92,6 +92,9 @@ async def test_another_model_answers_while_none_of_its_own_replicas_is_there_and
     ]
     assert int(matched[2]) > 0, "its prompts are placed by their prefixes there"
 
+    asked = chat("where would it go?", model="chat")
+    explained = (await http.post(f"{stage.urls[0]}/v1/route/explain", json=asked)).json()
+    assert (explained["served_model"], explained["choice"]["replica"]) == (SMALL, "fallback-c")
     with_tools = await http.post(stage.urls[0] + CHAT, json=chat("with tools", model="chat", tools=TOOLS))
     assert (with_tools.status_code, with_tools.json()["error"]["code"]) == (503, "no_replica")
     strict = await ask(http, stage.urls[0], "a model without fallback", model="strict")

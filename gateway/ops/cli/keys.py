@@ -157,7 +157,8 @@ def audit(
         typer.echo(json.dumps(answer, indent=2))
         return
     for entry in all_printable(answer["entries"]):
-        typer.echo(f"{_time(entry['at_ms'])}  {entry['who']}: {entry['what']} {entry['subject']} of {entry['tenant']}")
+        whose = f" of {entry['tenant']}" if entry["tenant"] else ""
+        typer.echo(f"{_time(entry['at_ms'])}  {entry['who']}: {entry['what']} {entry['subject']}{whose}")
 
 
 def _url(gateway: str | None, state_dir: Any) -> str:
