@@ -35,6 +35,7 @@ _PIECE = 100
 """So many records are worked on in one go: a few ms."""
 _NO_NOTE = AuditNote()
 _NEVER_S = float("-inf")
+_UNSEEN = RecordsState(b"", -1)
 
 
 class ChangedMeanwhileError(Exception):
@@ -52,7 +53,7 @@ class RecordBook:
         """The fields of the store that do not count, and why."""
         self._store = RecordStore(store, namespace)
         self._known: dict[str, Record] = {}
-        self._seen, self._read_s = RecordsState(b"", -1), _NEVER_S
+        self._seen, self._read_s = _UNSEEN, _NEVER_S
         self._replaced_s: dict[str, float] = {}
         self._turn = asyncio.Lock()
         self._first = asyncio.Event()
@@ -92,10 +93,10 @@ class RecordBook:
                 RecordChange(new.field, old.text if old is not None else b"", new.text)
                 for new, old in zip(records, before, strict=True)
             ]
-            if not await self._store.put(changes, note):
+            if not await self._write(changes, note):
                 await self._exchange(is_due=True)  # the store may only have lost them
                 is_same = [self._known.get(record.field) for record in records] == before
-                if not (is_same and await self._store.put(changes, note)):
+                if not (is_same and await self._write(changes, note)):
                     raise ChangedMeanwhileError
             self._known |= {record.field: record for record in records}
         self._tell()
@@ -108,7 +109,7 @@ class RecordBook:
         self._tell()
         async with self._turn:
             change = RecordChange(record.field, before.text if before is not None else b"", record.text)
-            if not await self._store.put([change], note):
+            if not await self._write([change], note):
                 self._replaced_s.pop(record.field, None)  # whatever is there, it is replaced now
                 await self._exchange(is_due=True)
 
@@ -189,10 +190,16 @@ class RecordBook:
             elif text != record.text and self._may_replace(field):
                 changes.append(RecordChange(field, text, record.text))
         for start in range(0, len(changes), _PIECE):
-            if not await self._store.put(changes[start : start + _PIECE], _NO_NOTE):
+            if not await self._write(changes[start : start + _PIECE], _NO_NOTE):
                 return  # another gateway does it; the next look tells
         if changes:
             _log.info("records written back", count=len(changes))
+
+    async def _write(self, changes: Sequence[RecordChange], note: AuditNote) -> bool:
+        """As RecordStore.put. The next look reads in any case: a store that loses this write at once looks as it did
+        before."""
+        self._seen = _UNSEEN
+        return await self._store.put(changes, note)
 
     def _may_replace(self, field: str) -> bool:
         if field not in self.ignored:
