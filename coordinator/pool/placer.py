@@ -58,7 +58,6 @@ class Timing(NamedTuple):
     """Of Redis' budget."""
     begin_by_s: float
     """The latest moment for Redis to begin with it."""
-    until_s: float
 
 
 class Placer:
@@ -183,8 +182,7 @@ class Placer:
                 if last_try or not any(map(request.admits, self._replicas.records.values())):
                     return None  # else the store has lost replicas that this gateway knows: state them again
             elif placement == "undeclared":
-                assert request.serving is not None
-                self.subsets.declare(request.serving)
+                self.make_known(request, placement)
             elif placement == "late":
                 began_s = time.monotonic()
             if placement in ("none", "stale") and epoch == self.link.epoch and not last_try:
@@ -254,7 +252,7 @@ class Placer:
         # The budget limits Redis, not this process: its event loop may be slow before this, and until it writes.
         left_s = budget_s - min(sent_s - began_s, budget_s * _WAITING_SHARE)
         end_s = min(sent_s + left_s + min(wire.write_lag_s, budget_s), until_s)
-        return Timing(sent_s, budget_s, left_s, end_s - self.budget_s * _REPLY_SHARE, until_s)
+        return Timing(sent_s, budget_s, left_s, end_s - self.budget_s * _REPLY_SHARE)
 
     def heard(self, wire: Wire, timing: Timing, answer: Any) -> Answer | str:
         """What `place` has answered. Raises StoreLate if Redis began with it too late."""

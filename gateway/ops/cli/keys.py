@@ -145,7 +145,7 @@ def audit(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who has changed which API key, the newest change first.
+    """Show who has changed which API key or replica, the newest change first.
 
     \b
     Examples:
