@@ -42,6 +42,16 @@ def test_a_version_of_a_model_is_rolled_out_and_back_and_the_counts_are_those_of
         assert counts.findall(printed) == expected
 
 
+@needs("curl")
+def test_a_fallback_answers_as_the_page_of_models_shows(tmp_path: Path) -> None:
+    small, gateways = map(str, free_ports(2))
+    *typed, down, kill = example("models.md", "Fall back to another model", {"8003": small, "8080": gateways})
+    with typing(tmp_path, typed, [down, kill]) as printed:
+        for answer in ("x-kvgate-model: small", '"answered_by_fallback":{"big":["small"]'):
+            assert answer in section("models.md", "Fall back to another model")
+            assert answer in printed
+
+
 @pytest.mark.parametrize(("document", "most_lines"), [("README.md", 10), ("docs/how-to/migrate.md", 17)])
 def test_a_whole_configuration_is_short_and_there_is_nothing_to_warn_of(
     document: str, most_lines: int, tmp_path: Path

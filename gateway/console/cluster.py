@@ -168,7 +168,19 @@ def problems_in(ready: dict[str, Any]) -> list[dict[str, str]]:
     if "store_problem" in ready:
         found.append({"where": "store", "what": ready["store_problem"]})
     found += [{"where": f"replica {name}", "what": what} for name, what in ready.get("not_ready", {}).items()]
-    found += [{"where": f"model {name}", "what": "no replica is ready for it"} for name in ready.get("models_down", ())]
+    answering = ready.get("answered_by_fallback", {})
+    found += [
+        {
+            "where": f"model {name}",
+            "what": "no replica is ready for it"
+            + (f"; {', '.join(answering[name])} may answer" if name in answering else ""),
+        }
+        for name in ready.get("models_down", ())
+    ]
+    found += [
+        {"where": f"model {name}", "what": f"no replica serves its fallback {', '.join(fallbacks)}"}
+        for name, fallbacks in ready.get("unknown_fallbacks", {}).items()
+    ]
     found += [
         {"where": f"model {name}", "what": f"replicas of several pools share its requests: {', '.join(pools)}"}
         for name, pools in ready.get("models_in_several_pools", {}).items()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from coordinator.errors import StoreError
@@ -100,10 +102,12 @@ class Status:
         fleet, states, report = self._fleet, model_states(self._fleet), self._watcher.report
         conditions = report.conditions if report is not None else {}
         return {
-            "models_down": states.down[:_MOST_NAMES],
-            "models_in_several_pools": dict(list(states.in_several_pools.items())[:_MOST_NAMES]),
+            "models_down": list(states.down)[:_MOST_NAMES],
+            "answered_by_fallback": _some(states.answered_by_fallback),
+            "unknown_fallbacks": _some(states.unknown_fallbacks),
+            "models_in_several_pools": _some(states.in_several_pools),
             "models": _shown(states),
-            "backends_without_replicas": dict(list(states.without_replicas.items())[:_MOST_NAMES]),
+            "backends_without_replicas": _some(states.without_replicas),
             "weights": "approximate" if self._are_weights_approximate(states) else "",
             "not_ready": fleet.problems() if ready else {},
             "draining": [member.id for member in fleet.targets if fleet.is_draining(member.id)],
@@ -115,7 +119,7 @@ class Status:
             "labels": {member.id: member.labels for member in fleet.targets if member.labels},
             "config_problems": self._reload.problems[:_MOST_NAMES],
             "needs_a_restart": self._reload.left,
-            "ignored_records": dict(sorted(self._records.ignored.items())[:_MOST_NAMES]),
+            "ignored_records": _some(dict(sorted(self._records.ignored.items()))),
             "store_problem": "" if self._store.is_up() else self._store.reason,
             "store_conditions": list(conditions),
             "store_warnings": list(conditions.values()),
@@ -213,7 +217,12 @@ class Status:
                         metrics.engine[name].labels(member.id).set(figure)
 
 
+def _some(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The first ones of many."""
+    return dict(islice(found.items(), _MOST_NAMES))
+
+
 def _shown(states: ModelStates) -> dict[str, dict[str, dict[str, int]]]:
     """The configured models, each with its backends."""
-    shown = list(states.backends.items())[:_MOST_NAMES]
-    return {model: {name: each._asdict() for name, each in backends.items()} for model, backends in shown}
+    shown = _some(states.backends)
+    return {model: {name: each._asdict() for name, each in backends.items()} for model, backends in shown.items()}

@@ -134,6 +134,8 @@ def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> 
         "is_ready": ready["ready"],
         "store_problem": ready.get("store_problem") or "",
         "store_warnings": dict(zip(ready.get("store_conditions", ()), ready.get("store_warnings", ()), strict=False)),
+        "answered_by": ready.get("answered_by_fallback", {}),
+        "unknown_fallbacks": ready.get("unknown_fallbacks", {}),
         "several_pools": ready.get("models_in_several_pools", {}),
         "models": list(ready.get("models", ())),
         "without_replicas": ready.get("backends_without_replicas", {}),

@@ -127,6 +127,10 @@ class GatewayEvidence:
     pools: tuple[str, ...] = ()
     models_down: tuple[str, ...] = ()
     """Models without a ready replica."""
+    answered_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Model without a ready replica → its fallbacks that have one."""
+    unknown_fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Model → its fallbacks that no replica serves."""
     several_pools: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model → its pools, if several serve it."""
     models: frozenset[str] = frozenset()

@@ -201,9 +201,19 @@ class Fleet:
                 union[name] = {"id": name, "object": "model", "root": known.root_model, "parent": parent}
         return sorted(union.values(), key=lambda card: card.get("parent") is not None)
 
+    def ready_fallbacks(self, name: str) -> tuple[str, ...]:
+        """The fallbacks of a configured model that have a ready replica."""
+        listed = self.offers[name].fallback if name in self.offers else ()
+        return tuple(each.model for each in listed if self._has_ready(each.model))
+
+    def _has_ready(self, name: str) -> bool:
+        return any(self.is_ready(replica) for backend in self.served.get(name, ()) for replica in backend.replicas)
+
     def _cards_of(self, name: str, ready: Iterable[str]) -> Iterator[ModelCard]:
-        """What ready replicas say of the model that they serve under this configured name."""
-        for backend in self.served.get(name, ()):
+        """What ready replicas say of the model that they serve under this configured name. If there is none, what those
+        of its fallback say."""
+        answering = name if self._has_ready(name) else next(iter(self.ready_fallbacks(name)), name)
+        for backend in self.served.get(answering, ()):
             for replica in (each for each in ready if each in backend.replicas):
                 yield from (card for card in self.members[replica].cards if card.id == backend.name)
 

@@ -25,13 +25,21 @@ class BackendState(NamedTuple):
 class ModelStates(NamedTuple):
     """What operators should know of the configured models, and of those that the targets serve or have served last."""
 
-    down: tuple[str, ...]
-    """Models without a ready replica."""
+    down: dict[str, tuple[str, ...]]
+    """Model without a ready replica → its fallbacks that have one."""
     in_several_pools: dict[str, tuple[str, ...]]
     """Model → the pools with a ready replica, if there are several. Not if its backends are configured: then these may
     be in any pools."""
     backends: dict[str, dict[str, BackendState]]
     """Configured model → its backends, by name; without models whose backends are not configured."""
+    unknown_fallbacks: dict[str, tuple[str, ...]]
+    """Configured model → its fallbacks that nobody configures and that no replica serves or has served, if there are
+    any."""
+
+    @property
+    def answered_by_fallback(self) -> dict[str, tuple[str, ...]]:
+        """Model without a ready replica → its fallbacks that have one, if there are any."""
+        return {model: fallbacks for model, fallbacks in self.down.items() if fallbacks}
 
     @property
     def without_replicas(self) -> dict[str, list[str]]:
@@ -46,20 +54,23 @@ class ModelStates(NamedTuple):
 def model_states(fleet: Fleet) -> ModelStates:
     """The states of all models now. An alias is none of its own."""
     ready = set(fleet.ready_replicas())
-    down, several, states = [], {}, {}
+    down, several, states, unknown = {}, {}, {}, {}
     served, offers = fleet.served, fleet.offers
+    names = {*served, *offers, *fleet.known}
     own = {name for name in served if name not in offers}
     for name in sorted(own.union(offer.model for offer in offers.values())):
         backends, offer = served.get(name, ()), offers.get(name)
         if offer is not None and offer.options:
             states[name] = _states(offer, backends, ready)
+        if offer is not None and (missing := tuple(each.model for each in offer.fallback if each.model not in names)):
+            unknown[name] = missing
         pools = sorted({each.pool for each in backends if not ready.isdisjoint(each.replicas)})
         if not pools:
             if backends or name not in fleet.known:  # else its requests are held: it may have been scaled to zero
-                down.append(name)
+                down[name] = fleet.ready_fallbacks(name)
         elif len(pools) > 1 and name not in states:
             several[name] = tuple(pools)
-    return ModelStates(tuple(down), several, states)
+    return ModelStates(down, several, states, unknown)
 
 
 def _states(offer: Offer, backends: Backends, ready: Collection[str]) -> dict[str, BackendState]:
@@ -76,16 +87,16 @@ class ModelLog:
     """Logs each change of these states once."""
 
     def __init__(self) -> None:
-        self._last = ModelStates((), {}, {})
+        self._last = ModelStates({}, {}, {}, {})
 
     def note(self, states: ModelStates) -> None:
         """Compare with the states before."""
         last, self._last = self._last, states
-        for name in sorted(set(states.down) - set(last.down)):
-            _log.error("no replica is ready for a model: its requests fail or wait", model=name)
-        for name in sorted(set(last.down) - set(states.down)):
-            _log.info("a replica is ready for a model again, or nothing serves it any more", model=name)
+        self._note_down(last.down, states.down)
         self._note_backends(_pairs(last), _pairs(states))
+        for name, fallbacks in states.unknown_fallbacks.items():
+            if last.unknown_fallbacks.get(name) != fallbacks:
+                _log.warning("no replica serves a fallback: is it misspelt?", model=name, fallbacks=list(fallbacks))
         for name, pools in states.in_several_pools.items():
             if last.in_several_pools.get(name) != pools:
                 hint = (
@@ -94,6 +105,19 @@ class ModelLog:
                 _log.warning("several pools serve a model", model=name, pools=list(pools), hint=hint)
         for name in last.in_several_pools.keys() - states.in_several_pools.keys():
             _log.info("one pool serves a model again", model=name)
+
+    def _note_down(self, last: dict[str, tuple[str, ...]], down: dict[str, tuple[str, ...]]) -> None:
+        for name, fallbacks in down.items():
+            if last.get(name) == fallbacks:
+                continue
+            if fallbacks:
+                _log.warning(
+                    "no replica is ready for a model: its fallbacks answer", model=name, fallbacks=list(fallbacks)
+                )
+            else:
+                _log.error("no replica is ready for a model: its requests fail or wait", model=name)
+        for name in sorted(last.keys() - down.keys()):
+            _log.info("a replica is ready for a model again, or nothing serves it any more", model=name)
 
     def _note_backends(self, last: set[tuple[str, str]], without_replicas: set[tuple[str, str]]) -> None:
         for model, backend in sorted(without_replicas - last):

@@ -23,6 +23,19 @@ MODEL_DOWN = FindingKind(
     "start a replica of it; if nobody is to serve it any more, remove it from the gateways' `models` and its replicas "
     "from `replicas`",
 )
+ON_FALLBACK = FindingKind(
+    "model-on-fallback",
+    "warning",
+    "another model answers what its `fallback` allows; its other requests fail, or wait for a replica",
+    "start a replica of it",
+)
+UNKNOWN_FALLBACK = FindingKind(
+    "fallback-unknown",
+    "warning",
+    "nobody answers in the model's place when it has no ready replica",
+    "correct its `fallback` in the gateways' `models` (GET /v1/models lists the names that are served), or start a "
+    "replica that serves the fallback",
+)
 WITHOUT_REPLICAS = FindingKind(
     "backend-without-replicas",
     "warning",
@@ -59,9 +72,20 @@ def names(evidence: Evidence) -> Iterator[Result]:
 
 def down(evidence: Evidence) -> Iterator[Result]:
     """Whether every model has a ready replica, as gateways say."""
-    said = {name: gateway.name for gateway in evidence.gateways for name in gateway.models_down}
-    for name, gateway in sorted(said.items()):
-        yield MODEL_DOWN.seen(f"model {name}", f"{gateway} says that no replica is ready for it")
+    said = {name: gateway for gateway in evidence.gateways for name in gateway.models_down}
+    for name in sorted(said):
+        what, answering = f"{said[name].name} says that no replica is ready for it", said[name].answered_by.get(name)
+        if answering:
+            yield ON_FALLBACK.seen(f"model {name}", f"{what}; {', '.join(answering)} may answer")
+        else:
+            yield MODEL_DOWN.seen(f"model {name}", what)
+
+
+def fallbacks(evidence: Evidence) -> Iterator[Result]:
+    """Whether every fallback is the name of a model, as gateways say."""
+    said = {model: found for gateway in evidence.gateways for model, found in gateway.unknown_fallbacks.items()}
+    for model, found in sorted(said.items()):
+        yield UNKNOWN_FALLBACK.seen(f"model {model}", f"no replica serves its fallback {', '.join(found)}")
 
 
 def backends(evidence: Evidence) -> Iterator[Result]:
@@ -79,4 +103,4 @@ def weights(evidence: Evidence) -> Iterator[Result]:
         yield APPROXIMATE.seen("models", "redis.url is a Redis Cluster, and models have several backends")
 
 
-CHECKS = (names, down, backends, weights)
+CHECKS = (names, down, fallbacks, backends, weights)

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.store import Store
 from gateway.app import Gateway
+from gateway.replicas.model_states import ModelLog, ModelStates
 from tests.gateway.scripted import ScriptedReplica, gateway_before
 from tests.polling import eventually
 
@@ -101,6 +103,39 @@ async def test_a_configured_model_that_nobody_serves_is_down(before: Staged) -> 
         assert told["models_down"] == ["lone", "nobody"]
         assert "weights" not in told, "no model has several backends"
         assert told["models_in_several_pools"].keys() == {"m"}
+
+
+async def test_a_model_that_only_its_fallback_answers_is_listed_and_a_misspelt_fallback_is_named(
+    before: Staged, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = {"name": "lone", "aliases": ["also"], "backends": [backend("/v3", 1)], "fallback": ["n", "m"]}
+    async with before(lone) as stage:
+        told = await stage.ready()
+        assert (told["models_down"], told["answered_by_fallback"]) == (["lone"], {"lone": ["m"]})
+        assert told["unknown_fallbacks"] == {"lone": ["n"]}
+        assert [(card["id"], card["max_model_len"]) for card in await stage.cards()] == [
+            ("lone", 8192),
+            ("also", 8192),
+            ("m", 8192),
+        ]
+
+
+def test_the_log_says_whether_a_fallback_answers_and_which_one_nobody_serves() -> None:
+    log, up = ModelLog(), ModelStates({}, {}, {}, {})
+    with capture_logs() as told:
+        for states in (
+            up._replace(unknown_fallbacks={"m": ("n",)}, down={"m": ("o",)}),
+            up._replace(down={"m": ()}),
+            up,
+        ):
+            log.note(states)
+            log.note(states)
+    assert [(one["log_level"], one.get("fallbacks")) for one in told] == [
+        ("warning", ["o"]),
+        ("warning", ["n"]),
+        ("error", None),
+        ("info", None),
+    ]
 
 
 async def test_a_configured_model_whose_requests_are_held_is_not_down(before: Staged) -> None:

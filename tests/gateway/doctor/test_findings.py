@@ -167,6 +167,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("name-in-several-pools", another_pool(), set()),
     ("name-in-several-pools", with_gateway(several_pools={"m": ("m-1", "m-2")}), set()),
     ("model-down", with_gateway(models_down=("other",)), set()),
+    ("model-on-fallback", with_gateway(models_down=("other",), answered_by={"other": ("m",)}), set()),
+    ("fallback-unknown", with_gateway(unknown_fallbacks={"m": ("smal",)}), set()),
     ("backend-without-replicas", with_gateway(without_replicas={"chat": ("v2",)}), set()),
     ("weights-approximate", with_gateway(are_weights_approximate=True), set()),
     ("replica-not-registered", with_state(replicas=None, agents=None), set()),
