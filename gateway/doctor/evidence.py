@@ -123,6 +123,8 @@ class GatewayEvidence:
     """Its words about replicas whose id belongs to another engine in Redis."""
     replicas: frozenset[str] = frozenset()
     """The replicas that are ready, as it sees them."""
+    not_ready: dict[str, str] = field(default_factory=dict)
+    """The replicas that are not ready, as it sees them, and why."""
     exact: frozenset[str] = frozenset()
     pools: tuple[str, ...] = ()
     models_down: tuple[str, ...] = ()

@@ -142,7 +142,8 @@ class SecuritySettings(Section):
         if self.api_keys and not self.share_cache and self.cache_salt_secret is None:
             raise ValueError(
                 "api_keys need a cache_salt_secret, or tenants could probe each other's cache; set it "
-                "(or KVGATE_CACHE_SALT_SECRET), or share_cache: true if all keys trust each other"
+                "(or KVGATE_CACHE_SALT_SECRET, also in the shell that checks the file), or share_cache: true if all "
+                "keys trust each other"
             )
         return self
 

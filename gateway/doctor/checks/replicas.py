@@ -114,6 +114,13 @@ UNREGISTERED = FindingKind(
     "no gateway of this Redis sends it requests: a gateway would have registered it",
     "list it in the gateways' `replicas`; if it is there, their /ready says why they cannot reach it",
 )
+UNREACHED = FindingKind(
+    "replica-unreached",
+    "error",
+    "it gets no requests: no gateway has found out what it serves",
+    "start it, or correct its address (kvgate replicas list shows it, and where it comes from); one that was added by "
+    "mistake: kvgate replicas remove {replica}",
+)
 ID_TAKEN = FindingKind(
     "replica-id-taken",
     "error",
@@ -270,6 +277,17 @@ def registered(evidence: Evidence) -> Iterator[Result]:
                 )
 
 
+def reached(evidence: Evidence) -> Iterator[Result]:
+    """Whether gateways have reached every replica that they know, be it added or discovered. Replicas that the doctor
+    knows by itself have other findings."""
+    known = {record.replica for pool in evidence.pools for record in pool.records()}
+    known |= {replica.id for replica in evidence.replicas()}
+    said = {name: (gateway, why) for gateway in evidence.gateways for name, why in gateway.not_ready.items()}
+    for name in sorted(said.keys() - known):
+        gateway, why = said[name]
+        yield UNREACHED.seen(f"replica {name}", f"{gateway.name} says: {why}", replica=name)
+
+
 def identities(evidence: Evidence) -> Iterator[Result]:
     """Whether the engine that answers is the one that Redis has under its id."""
     said = {
@@ -290,7 +308,7 @@ def identities(evidence: Evidence) -> Iterator[Result]:
         yield ID_TAKEN.seen(f"replica {name}", what)
 
 
-CHECKS_OF_ALL = (registered, identities)
+CHECKS_OF_ALL = (registered, reached, identities)
 
 
 def _length(cards: tuple[ModelCard, ...]) -> str:

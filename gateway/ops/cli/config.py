@@ -33,7 +33,7 @@ def load(path: Path | list[Path]) -> GatewaySettings:
     try:
         return load_settings(path, os.environ)
     except SettingsError as error:
-        raise refused(path if isinstance(path, Path) else path[-1], error) from None
+        raise refused(path if isinstance(path, Path) else " and ".join(map(str, path)), error) from None
 
 
 def of_options(
@@ -58,9 +58,9 @@ def named_by_option() -> Iterator[None]:
         raise CommandError("; ".join(named)) from None
 
 
-def refused(path: Path, error: SettingsError) -> CommandError:
-    """The error for a file that cannot be used: a line for each problem."""
-    return CommandError(f"{path}: {error.listed()}")
+def refused(files: Path | str, error: SettingsError) -> CommandError:
+    """The error for files that cannot be used: a line for each problem."""
+    return CommandError(f"{files}: {error.listed()}")
 
 
 def counted(number: int, what: str) -> str:
@@ -95,9 +95,21 @@ def check_config(
     if not settings.replicas and not followed:
         but = "no replicas and no discovery: every request will be answered 503 (kvgate up --config adds its replicas)"
         typer.echo(f"{file}: OK, but {but}")
+        _tell_of_records(settings)
         raise typer.Exit(int(strict))
     replicas = counted(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
+    _tell_of_records(settings)
+
+
+def _tell_of_records(settings: GatewaySettings) -> None:
+    """What is not there may be meant so, or be in the gateways' environment: so it is no warning."""
+    security = settings.security
+    if security.records_secret is None and any(key.admin or key.manages_keys for key in security.api_keys):
+        typer.echo(
+            "no records_secret here: gateways refuse kvgate keys and kvgate replicas add, unless they have "
+            "KVGATE_RECORDS_SECRET (kvgate up makes one)"
+        )
 
 
 def _obstacles_to(settings: GatewaySettings) -> Iterator[str]:

@@ -112,7 +112,6 @@ def _targets(
             namespace=redis.namespace,
             gateways=gateways,
             replicas=tuple(settings.replicas),
-            discovers=settings.finds_replicas(),
             **_configured(settings),
         )
     if redis_url is not None:
@@ -149,6 +148,7 @@ def _configured(settings: GatewaySettings) -> dict[str, Any]:
         "replica_key": key.get_secret_value() if key else None,
         "replica_certificate": replica_certificate(settings),
         "settings": settings,
+        "discovers": settings.finds_replicas(),
     }
 
 

@@ -172,6 +172,7 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("backend-without-replicas", with_gateway(without_replicas={"chat": ("v2",)}), set()),
     ("weights-approximate", with_gateway(are_weights_approximate=True), set()),
     ("replica-not-registered", with_state(replicas=None, agents=None), set()),
+    ("replica-unreached", with_gateway(not_ready={"r7": "connection refused"}), set()),
     ("agent-missing", with_state(agents=None), set()),
     ("agent-missing", with_state(agents={"incarnation": "1800"}), set()),
     ("agent-gone", with_state(agents={"lease_until_ms": NOW_MS - 60_000}), set()),

@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from gateway.ops.cli import app
+from gateway.ops.local.state_dir import Cluster, ClusterProcess, write_cluster
 from tests.gateway.ops.cli.conftest import COMMAND, Kvgate
 from tests.threaded_server import SilentHandler, in_thread
 
@@ -172,6 +173,15 @@ def test_check_config_warns_of_what_can_be_used_and_contradicts_itself(kvgate: K
     assert (strict.returncode, strict.stderr) == (1, result.stderr)
 
 
+def test_check_config_says_that_keys_cannot_be_made_if_no_secret_is_there_to_sign_them(kvgate: Kvgate) -> None:
+    path, key = kvgate.folder / "keys.yaml", {"name": "ops", "tenant": "ops", "sha256": "0" * 64, "admin": True}
+    path.write_text(json.dumps({"security": {"api_keys": [key], "share_cache": True}}))
+    for secret, is_told in (("", True), ("0123456789abcdef", False)):
+        result = kvgate.call("check-config", str(path), env={"KVGATE_RECORDS_SECRET": secret})
+        assert (result.returncode, result.stderr) == (0, "")
+        assert ("gateways refuse kvgate keys" in result.stdout) is is_told
+
+
 def test_check_config_warns_of_files_that_are_missing_and_of_traces_that_go_nowhere(kvgate: Kvgate) -> None:
     path = kvgate.folder / "doubtful.yaml"
     common = "replicas: [{id: r0, url: 'http://h:1'}]\n"
@@ -277,6 +287,21 @@ def test_the_doctor_prints_what_it_found_with_reason_and_fix_and_what_it_could_n
     assert lines[4] == "not checked"
     assert lines[-1] == "1 error, 0 warnings: nothing answers"
     assert "secret" not in result.stdout + result.stderr
+
+
+def test_of_a_local_cluster_the_doctor_names_the_users_file_and_the_secret_that_this_shell_lacks(
+    kvgate: Kvgate,
+) -> None:
+    file, key = kvgate.folder / "chat.yaml", {"name": "ops", "tenant": "ops", "sha256": "0" * 64}
+    file.write_text(json.dumps({"security": {"api_keys": [key]}}))
+    kvgate.state_dir.mkdir()
+    (kvgate.state_dir / "gw0.yaml").write_text("id: gw0")
+    nowhere = f"127.0.0.1:{kvgate.port}"
+    gateway = ClusterProcess("gw0", f"http://{nowhere}", None)
+    write_cluster(kvgate.state_dir, Cluster(gateway.url, f"redis://{nowhere}", [gateway], [], base_config=str(file)))
+    told = kvgate.call("doctor", "--state-dir", str(kvgate.state_dir)).stdout
+    assert f"({file} and {kvgate.state_dir}/gw0.yaml: 1 problem" in told
+    assert "KVGATE_CACHE_SALT_SECRET, also in the shell that checks the file" in told
 
 
 def test_down_without_a_cluster_does_nothing(kvgate: Kvgate) -> None:
