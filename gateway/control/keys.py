@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from coordinator.errors import StoreError
 from coordinator.records import AuditNote
-from gateway.control.operations import store_away
+from gateway.control.operations import records_secret_missing, store_away
 from gateway.errors import ApiError, bad_field
 from gateway.records.key_record import KIND, KeyRecord, is_revoked, key_records, state_of
 from gateway.records.record import DAY_MS, Record, Signer
@@ -102,7 +102,7 @@ class Keys:
         models = self._models(caller, None if old.models is None else list(old.models))
         self._room_of(old.tenant)
         text, new = self._new(signer, caller, old.name, old.tenant, models, wanted.expires_days)
-        new = replace(new, admin=old.admin, manages_keys=old.manages_keys)
+        new = replace(new, admin=old.admin, manages_keys=old.manages_keys, in_place_of=old.id)
         ends_ms = min(old.expires_ms, int(now_ms + wanted.overlap_s * 1000))
         ended = replace(old, expires_ms=ends_ms, version=old.version + 1)
         await self._put(caller, "rotate", [_record(signer, new), _record(signer, ended)], new)
@@ -151,11 +151,7 @@ class Keys:
 
     def _signer(self) -> Signer:
         if self._book.signer is None:
-            message = (
-                "Keys are kept in Redis only if gateways can sign them: set security.records_secret "
-                "(KVGATE_RECORDS_SECRET), the same for all gateways; openssl rand -hex 32 makes one."
-            )
-            raise ApiError(409, "records_secret_missing", message)
+            raise records_secret_missing()
         return self._book.signer
 
     def _all(self) -> dict[str, KeyRecord]:
@@ -259,7 +255,8 @@ def _record(signer: Signer, key: KeyRecord) -> Record:
 
 
 def _note(caller: Caller, what: str, key: KeyRecord) -> AuditNote:
-    return AuditNote(caller.key, f"{what} key", f"{key.name} ({key.id})", key.tenant)
+    old = f" in place of {key.in_place_of}" if what == "rotate" else ""
+    return AuditNote(caller.key, f"{what} key", f"{key.name} ({key.id}){old}", key.tenant)
 
 
 def _shown(key: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> dict[str, Any]:
@@ -274,6 +271,7 @@ def _shown(key: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> dict
         "expires_ms": key.expires_ms,
         "made_ms": key.made_ms,
         "made_by": key.made_by,
+        "in_place_of": key.in_place_of or None,
     }
 
 
@@ -289,4 +287,5 @@ def _of_configuration(caller: Caller) -> dict[str, Any]:
         "expires_ms": None,
         "made_ms": None,
         "made_by": None,
+        "in_place_of": None,
     }

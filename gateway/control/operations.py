@@ -206,6 +206,17 @@ def _unknown(name: str) -> ApiError:
     return ApiError(404, "replica_not_found", message, "replica")
 
 
+def records_secret_missing() -> ApiError:
+    """The refusal when operators want to add something, and this gateway cannot sign it."""
+    message = (
+        "Keys that are made and replicas that are added are signed records in Redis, and this gateway has no secret to "
+        "sign with. All gateways need: the same security.records_secret (KVGATE_RECORDS_SECRET, like the output of "
+        "`openssl rand -hex 32`); a key with admin: true in security.api_keys; security.cache_salt_secret "
+        "(KVGATE_CACHE_SALT_SECRET) or share_cache: true; and a restart: docs/how-to/rotate-a-key.md."
+    )
+    return ApiError(409, "records_secret_missing", message)
+
+
 def store_away(error: StoreError) -> ApiError:
     """The refusal when what is asked for is in the store only."""
     message = f"Redis does not answer ({error}). Only Redis knows this. Try again soon."

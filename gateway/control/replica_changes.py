@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from coordinator.errors import StoreError
-from gateway.control.operations import Operations
+from gateway.control.operations import Operations, records_secret_missing
 from gateway.errors import ApiError
 from gateway.records.record_book import ChangedMeanwhileError, RecordBook
 from gateway.replicas.discovery.added import ADDED, MOST, AddedReplicas
@@ -16,11 +16,6 @@ from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet
 from gateway.settings.config_file import SettingsError, build
 from gateway.settings.gateway_settings import ReplicaSettings
-
-_HOW_TO_SIGN = (
-    "Replicas that are added are signed records in Redis, and this gateway has no secret to sign with. Give all "
-    "gateways the same security.records_secret (or KVGATE_RECORDS_SECRET), like the output of `openssl rand -hex 32`."
-)
 
 
 class ReplicaChanges:
@@ -79,7 +74,7 @@ class ReplicaChanges:
 
     def _refuse_without_secret(self) -> None:
         if self._book.signer is None:
-            raise ApiError(409, "records_secret_missing", _HOW_TO_SIGN)
+            raise records_secret_missing()
 
     def _why_not(self, replica: ReplicaSettings) -> str:
         """Why the replica cannot be added now; empty if it can."""

@@ -33,6 +33,8 @@ class KeyRecord:
     made_by: str
     """The id of the key that has made it."""
     made_ms: int
+    in_place_of: str = ""
+    """The id of the key that it replaced at a rotation; empty if it was made anew."""
     version: int = 1
     is_removed: bool = False
 

@@ -15,6 +15,7 @@ from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, 
 from gateway.ops.cli.printable import all_printable, printable
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+_DONE = {"create": "created", "rotate": "rotated", "revoke": "revoked", "add": "added", "remove": "removed"}
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id; kvgate keys list shows it.")]
 Days = Annotated[
     float | None, typer.Option(help="How long it is valid, at most 365 days and not longer than your own key.")
@@ -83,7 +84,8 @@ def list_keys(
 def _row(key: dict[str, Any]) -> list[str]:
     rights = ", ".join(name for name in ("admin", "manages_keys") if key[name])
     models = "all" if key["models"] is None else ", ".join(key["models"])
-    return [key["id"], key["name"], key["tenant"], key["state"], _time(key["expires_ms"]), models, rights]
+    old = key.get("in_place_of") or ""
+    return [key["id"], key["name"], key["tenant"], key["state"], _time(key["expires_ms"]), models, rights, old]
 
 
 @app.command(cls=KvgateCommand)
@@ -100,13 +102,15 @@ def rotate(
 ) -> None:
     """Make another key in the place of one. Both are valid for a while.
 
-    The new key has the same name, tenant, models and rights. It is shown once. If
-    the old key was stolen, use --overlap-hours 0, or revoke it.
+    The new key has the same name, tenant, models and rights. It is shown once.
+    Without --expires-days it is valid for 90 days, or as long as your own key if
+    that ends before, however long the old one was. If the old key was stolen, use
+    --overlap-hours 0, or revoke it.
 
     \b
     Examples:
       kvgate keys rotate k-0123456789abcdef
-      kvgate keys rotate k-0123456789abcdef --overlap-hours 1
+      kvgate keys rotate k-0123456789abcdef --overlap-hours 1 --expires-days 30
     """
     body: dict[str, Any] = {"overlap_s": overlap_hours * 3600}
     if expires_days is not None:
@@ -157,8 +161,10 @@ def audit(
         typer.echo(json.dumps(answer, indent=2))
         return
     for entry in all_printable(answer["entries"]):
-        whose = f" of {entry['tenant']}" if entry["tenant"] else ""
-        typer.echo(f"{_time(entry['at_ms'])}  {entry['who']}: {entry['what']} {entry['subject']}{whose}")
+        whose = f" of tenant {entry['tenant']}" if entry["tenant"] else ""
+        verb, _, what = entry["what"].partition(" ")
+        told = f"{_DONE.get(verb, verb)} {what} {entry['subject']}{whose}"
+        typer.echo(f"{_time(entry['at_ms'])}  {entry['who']} {told}")
 
 
 def _url(gateway: str | None, state_dir: Any) -> str:
@@ -173,6 +179,9 @@ def _show_secret(answer: dict[str, Any], as_json: bool) -> None:
     typer.echo(printable(str(answer["key"])))
     told = all_printable(answer)
     typer.echo(f"{told['name']} ({told['id']}) of {told['tenant']}, until {_time(told['expires_ms'])}", err=True)
+    if "replaces" in told:
+        old = told["replaces"]
+        typer.echo(f"It replaces {old['id']}, which is valid until {_time(old['expires_ms'])}.", err=True)
     typer.echo("Keep it: it is shown only now.", err=True)
 
 

@@ -67,14 +67,21 @@ def test_a_key_is_made_listed_replaced_and_revoked(kvgate: Kvgate) -> None:
     other = rotated.stdout.strip()
     wait_until(lambda: (serve(kvgate, other), serve(kvgate, api_key)) == ({200}, {401}))
     new_id = rotated.stderr.partition("(")[2].partition(")")[0]
+    assert f"It replaces {listed['id']}, which is valid until " in rotated.stderr
+    assert [key["in_place_of"] for key in json.loads(typed(kvgate, "keys", "list", "--json").stdout)["keys"]] == [
+        None,
+        None,
+        listed["id"],
+    ]
+    assert f"  {listed['id']}\n" in typed(kvgate, "keys", "list").stdout
     revoked = typed(kvgate, "keys", "revoke", new_id)
     assert revoked.stdout == f"batch ({new_id}) of research is revoked\n"
     wait_until(lambda: serve(kvgate, other) == {401})
     told = typed(kvgate, "audit").stdout.splitlines()
-    assert [line.partition("UTC  ")[2].partition(" (")[0] for line in told[:3]] == [
-        "ops: revoke key batch",
-        "ops: rotate key batch",
-        "ops: create key batch",
+    assert [line.partition("UTC  ")[2] for line in told[:3]] == [
+        f"ops revoked key batch ({new_id}) of tenant research",
+        f"ops rotated key batch ({new_id}) in place of {listed['id']} of tenant research",
+        f"ops created key batch ({listed['id']}) of tenant research",
     ]
 
 
