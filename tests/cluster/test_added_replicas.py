@@ -274,9 +274,9 @@ async def test_the_command_adds_lists_and_removes_and_adds_again(
     code, text = await kvgate(cluster, "list")
     assert code == 0
     [row] = [line.split() for line in text.splitlines() if line.startswith("r7")]
-    assert (row[1], row[4:]) == ("ready", ["added", "version=v2", server.url])
+    assert (row[1], row[4:]) == ("ready", ["kvgate", "replicas", "add", "version=v2", server.url])
     code, text = await kvgate(cluster, "remove", "r7", "--wait")
-    assert (code, text.splitlines()[-1]) == (0, "r7 is drained")
+    assert (code, text.splitlines()[-1]) == (0, "r7 is removed")
     await eventually(lambda: all_use(http, cluster, {"r0", "r1"}))
     await kvgate(cluster, "add", "r7", server.url)
     await eventually(lambda: all_use(http, cluster, {"r0", "r1", "r7"}))
@@ -290,6 +290,8 @@ async def test_the_command_adds_lists_and_removes_and_adds_again(
     ]
     code, text = await kvgate(cluster, "remove", "r0")
     assert (code, "comes from configuration: remove it there" in text) == (1, True)
+    code, text = await kvgate(cluster, "remove", "r9")
+    assert (code, "was not added; kvgate replicas list lists all" in text) == (1, True)
 
 
 async def kvgate(cluster: Cluster, *words: str) -> tuple[int, str]:
@@ -343,5 +345,6 @@ async def test_without_the_secret_it_refuses_and_says_how_to_set_it(cluster: Clu
         ]
         for answer in answers:
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "records_secret_missing")
+            assert "docs/how-to/rotate-a-key.md" in answer.json()["error"]["message"]
             assert "KVGATE_RECORDS_SECRET" in answer.json()["error"]["message"]
         assert "sources" not in await ready(http, gateway.url), "it reads none"

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import httpx
 
 _TIMEOUT_S = 10.0
+_AS_COMMANDS = {"GET /v1/keys": "kvgate keys list", "GET /v1/replicas": "kvgate replicas list"}
+"""What gateways advise to users of HTTP, and the commands that do the same."""
 
 
 class NoAnswer(CommandError):
@@ -78,6 +80,8 @@ def document_of(response: httpx.Response) -> dict[str, Any]:
             raise NoAnswer(f"{response.url.copy_with(query=None)} answered {status}")
         raise CommandError(_not_like_a_gateway(response))
     if status != 200:
+        for path, command in _AS_COMMANDS.items():
+            message = message.replace(path, command)
         fix = " Give an admin key by --api-key or KVGATE_API_KEY." if status in (401, 403) else ""
         kind = NoAnswer if status >= 500 else CommandError
         raise kind(f"the gateway refused ({status}): {message}{fix}")

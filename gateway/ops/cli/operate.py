@@ -61,9 +61,9 @@ def drain(
         wait_until_drained(replica, url, api_key, timeout_s)
 
 
-def wait_until_drained(replica: str, url: str, api_key: str | None, timeout_s: float) -> None:
-    """Waits until a replica has no request and no key. Says whenever the numbers have changed. The keys of one that is
-    dead or hangs are not waited for."""
+def wait_until_drained(replica: str, url: str, api_key: str | None, timeout_s: float, done: str = "is drained") -> None:
+    """Waits until a replica has no request and no key. Says whenever the numbers have changed, and at the end that it
+    is `done`. The keys of one that is dead or hangs are not waited for."""
     until_s, told = time.monotonic() + timeout_s, ""
     while True:
         answer = _ask_patiently(url, api_key)
@@ -75,7 +75,7 @@ def wait_until_drained(replica: str, url: str, api_key: str | None, timeout_s: f
             told = now
         if not answer["active_requests"] and (answer["state"] != "draining" or not answer["keys"]):
             is_down = "" if answer["state"] == "draining" else f", and {answer['state']}"
-            typer.echo(f"{replica} is drained{is_down}")
+            typer.echo(f"{replica} {done}{is_down}")
             return
         if timeout_s and time.monotonic() >= until_s:
             raise CommandError(f"{replica} still has work after {timeout_s:g} s; it goes on draining")

@@ -78,7 +78,7 @@ def remove(
     url = f"{gateway_url(gateway, state_dir)}/v1/replicas/{quote(replica, safe='')}"
     answer = all_printable(ask("DELETE", url, api_key, "state"))
     if wait and answer["state"] == "draining":
-        wait_until_drained(replica, url, api_key, timeout_s)
+        wait_until_drained(replica, url, api_key, timeout_s, done="is removed")
     else:
         typer.echo(f"{replica} is removed; in flight: {answer['active_requests']}")
 

@@ -21,7 +21,7 @@ _COST_TERMS = (
     ("replica", "replica"),
     ("cost", "cost"),
     ("matched_tokens", "matched"),
-    ("charged_tokens", "3 x charged"),
+    ("charged_tokens", "to compute"),
     ("displaced_tokens", "displaced"),
     ("backlog_tokens", "backlog"),
     ("load_tokens", "load"),
@@ -31,8 +31,9 @@ _COST_TERMS = (
     ("guarded", "too busy (load guard)"),
 )
 _LEGEND = (
-    "cost: the sum of 3 x charged (tokens to compute; only a part of a prefix that requests share), displaced (tokens "
-    "for which the cache has no room), backlog and load; if the replicas are not equally fast, divided by its speed"
+    "cost = 3 x to compute + displaced + backlog + load; if the replicas are not equally fast, divided by its speed\n"
+    "to compute: tokens of the prompt (of a prefix that requests share, only a part); displaced: tokens for which its "
+    "cache has no room; backlog: prompt tokens that wait there; load: what its requests in flight cost"
 )
 _COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red", "warning": "yellow", "error": "red"}
 
@@ -160,7 +161,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 def print_replicas(answer: dict[str, Any]) -> None:
     """Print all replicas of a gateway's answer."""
-    answer, table = all_printable(answer), _table("replica", "state", "requests", "keys", "from", "labels", "address")
+    answer = all_printable(answer)
+    table = _table("replica", "state", "requests", "keys", "comes from", "labels", "address")
     for each in answer["replicas"]:
         figures = each["state"], str(each["active_requests"]), str(each["keys"])
         table.add_row(*map(escape, (each["id"], *figures, *_origin(each))))
@@ -171,4 +173,5 @@ def print_replicas(answer: dict[str, Any]) -> None:
 
 def _origin(replica: dict[str, Any]) -> tuple[str, str, str]:
     labels = " ".join(f"{name}={value}" for name, value in replica["labels"].items())
-    return replica["source"] or "", labels, replica["url"]
+    source = replica["source"] or ""
+    return "kvgate replicas add" if source == "added" else source, labels, replica["url"]
