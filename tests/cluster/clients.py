@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -16,6 +17,11 @@ from gateway.tasks import Tasks
 
 CHAT = "/v1/chat/completions"
 _WORDS = ("river", "stone", "light", "paper", "cloud", "green", "table", "north", "seven", "glass")
+
+
+def api_key(name: str, text: str, tenant: str = "team", **more: Any) -> dict[str, Any]:
+    """The key `text`, as security.api_keys lists it."""
+    return {"name": name, "tenant": tenant, "sha256": sha256(text.encode()).hexdigest(), **more}
 
 
 def prose(seed: int | str, words: int = 400) -> str:

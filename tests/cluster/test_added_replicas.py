@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from coordinator.keys import audit_key, records_key
 from gateway.ops.local.ports import free_ports
 from gateway.records.record import Signer
 from tests.api.stage import PATIENT_REDIS
-from tests.cluster.clients import Load, ask, held_stream, prose, running_load
+from tests.cluster.clients import Load, api_key, ask, held_stream, prose, running_load
 from tests.cluster.gateways import another_gateway
 from tests.cluster.servers import another_server
 from tests.polling import eventually
@@ -29,8 +28,8 @@ from tests.redis_server import running_redis
 
 SECRET, OPS = "0123456789abcdef-of-records", "ops-key-0123456789"
 KEYS = [
-    {"name": "ops", "tenant": "ops", "sha256": sha256(OPS.encode()).hexdigest(), "admin": True},
-    {"name": "team", "tenant": "team", "sha256": sha256(b"team-key-0123456789").hexdigest()},
+    api_key("ops", OPS, "ops", admin=True),
+    api_key("team", "team-key-0123456789"),
 ]
 SECURITY = {"api_keys": KEYS, "cache_salt_secret": "0123456789abcdef"}
 CONFIG = {"redis": PATIENT_REDIS, "security": SECURITY | {"records_secret": SECRET, "expose_decisions": True}}

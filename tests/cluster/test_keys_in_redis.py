@@ -6,7 +6,6 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -17,7 +16,7 @@ from bench.cluster import Cluster, running_cluster
 from coordinator.keys import records_key
 from gateway.records.record import Signer
 from tests.api.stage import PATIENT_REDIS
-from tests.cluster.clients import CHAT, chat, held_stream, prose
+from tests.cluster.clients import CHAT, api_key, chat, held_stream, prose
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
@@ -27,17 +26,13 @@ SECRET = "a-secret-of-gateways"
 OPS, BOSS = "ops-key-0123456789", "boss-key-0123456789"
 
 
-def configured(name: str, text: str, tenant: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "tenant": tenant, "sha256": sha256(text.encode()).hexdigest(), **more}
-
-
 CONFIG = {
     "redis": PATIENT_REDIS,
     "policy": {"max_active_requests": 1},
     "security": {
         "api_keys": [
-            configured("ops", OPS, "operations", admin=True),
-            configured("boss", BOSS, "team", manages_keys=True, models=["sim"]),
+            api_key("ops", OPS, "operations", admin=True),
+            api_key("boss", BOSS, "team", manages_keys=True, models=["sim"]),
         ],
         "cache_salt_secret": "0123456789abcdef",
         "records_secret": SECRET,

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from bench.cluster import Cluster, running_cluster
 from gateway.settings.config_file import merged
 from gateway.settings.gateway_settings import build_settings
 from tests.api.stage import PATIENT_REDIS
-from tests.cluster.clients import CHAT, chat, held_stream, prose
+from tests.cluster.clients import CHAT, api_key, chat, held_stream, prose
 from tests.cluster.gateways import another_gateway, configured_like
 from tests.cluster.servers import another_server
 from tests.gateway.replicas.discovery.dns_server import running_dns
@@ -31,16 +30,12 @@ DOCTOR = (sys.executable, "-P", "-m", "gateway.ops.cli", "doctor")
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 
 
-def key(name: str, text: str, tenant: str = "team") -> dict[str, Any]:
-    return {"name": name, "tenant": tenant, "sha256": sha256(text.encode()).hexdigest()}
-
-
 def configured(*keys: dict[str, Any], **sections: Any) -> dict[str, Any]:
     security = {"api_keys": list(keys), "cache_salt_secret": "0123456789abcdef", "expose_decisions": True}
     return {"redis": PATIENT_REDIS, "security": security, **sections}
 
 
-OLD, OPS = key("old", "old-key-0123456789"), key("ops", "ops-key-0123456789") | {"admin": True}
+OLD, OPS = api_key("old", "old-key-0123456789"), api_key("ops", "ops-key-0123456789", admin=True)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +105,10 @@ async def test_a_key_is_rotated_on_every_gateway_in_the_middle_of_its_streams(
 ) -> None:
     http.headers["authorization"] = "Bearer old-key-0123456789"
     async with held_stream(http, cluster.gateway_urls[0], prose("held"), max_tokens=150) as stream:
-        replace_by_link(file, configured(OLD, key("new", "new-key-0123456789"), OPS))
+        replace_by_link(file, configured(OLD, api_key("new", "new-key-0123456789"), OPS))
         await eventually(lambda: are(http, cluster, "new-key-0123456789", 200))
         assert await are(http, cluster, "old-key-0123456789", 200), "both are valid meanwhile"
-        replace_by_link(file, configured(key("new", "new-key-0123456789"), OPS))
+        replace_by_link(file, configured(api_key("new", "new-key-0123456789"), OPS))
         await eventually(lambda: are(http, cluster, "old-key-0123456789", 401))
         assert await are(http, cluster, "new-key-0123456789", 200)
         assert (await stream.rest()).endswith("data: [DONE]\n\n")
@@ -304,7 +299,7 @@ async def test_of_two_reloads_that_contradict_each_other_each_is_whole_and_the_d
     """Half of the gateways get one file, the others another one."""
     files = [cluster.state_dir / f"gw{number}.yaml" for number in range(4)]
     before = [file.read_text() for file in files]
-    a, b = key("a", "first-key-0123456789"), key("b", "second-key-0123456789")
+    a, b = api_key("a", "first-key-0123456789"), api_key("b", "second-key-0123456789")
     try:
         for number, file in enumerate(files):
             own = configured(a, OPS, retries={"max_attempts": 2}) if number < 2 else configured(b, OPS)
@@ -360,7 +355,7 @@ async def tells(http: httpx.AsyncClient, cluster: Cluster, field: str, text: str
 async def test_what_needs_a_restart_is_named_and_the_rest_is_used(
     cluster: Cluster, http: httpx.AsyncClient, file: Path
 ) -> None:
-    new = key("new", "new-key-0123456789")
+    new = api_key("new", "new-key-0123456789")
     write(file, configured(OLD, new, OPS, queue={"default_band": "batch"}, log={"format": "console"}))
     await eventually(lambda: are(http, cluster, "new-key-0123456789", 200))
     assert await told(http, cluster, "needs_a_restart") == [["queue.default_band", "log.format"]] * 4
