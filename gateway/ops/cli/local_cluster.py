@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from gateway.ops.cli.options import DEFAULT_STATE_DIR, AsJson, StateDir
+from gateway.ops.cli.options import DEFAULT_STATE_DIR, AsJson, StateDir, usable_key
 from gateway.ops.errors import CommandError
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
@@ -109,6 +109,7 @@ def up(
 
     if replica and replicas is not None:
         raise CommandError("--replicas counts simulated replicas and --replica names real ones: give one of the two")
+    usable_key(os.environ.get("KVGATE_API_KEY"))
     fronted = tuple(parse_fronted(text, position) for position, text in enumerate(replica or ()))
     plan = Plan(
         state_dir=state_dir.resolve(),

@@ -91,13 +91,13 @@ def view(seen: dict[str, Any], tally: Tally, sort: str, now_s: float) -> Rendera
     notes = [f"{tally.dropped} decisions were not shown"] if tally.dropped else []
     notes += [note for note in map(printable, (tally.trouble, tally.problem)) if note]
     parts: list[RenderableType] = [_replicas(seen, recent, sort, seconds), Text(), _gateways(recent, seconds), Text()]
-    parts += [Text(_waiting(seen)), Text(), Text("last decisions", style="bold")]
-    parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in reversed(lines)]
-    return Group(*parts, *(Text(note, style="yellow") for note in notes))
+    parts += [Text(_waiting(seen)), *(Text(note, style="yellow") for note in notes)]
+    return Group(*parts, Text(), Text("last decisions", style="bold"), *map(Text, reversed(lines)))
 
 
 _FIGURES = ("requests/s", "failed", "cached", "first byte ms")
 _REPLICA = ("replica", "pool", "state", "in flight", "prompts ahead", "room", "keys", *_FIGURES)
+_NARROW = ("state", "room", "keys", "requests/s", "failed", "cached")
 _ORDERS: dict[str, Callable[[dict[str, Any], Figures], float]] = {
     "name": lambda _replica, _figures: 0,
     "requests": lambda replica, _figures: -replica["active_requests"],
@@ -114,7 +114,9 @@ def _replicas(seen: dict[str, Any], recent: Sequence[dict[str, Any]], sort: str,
         (replica, Figures.of([one for one in recent if one.get("replica") == replica["id"]], seconds))
         for replica in seen["replicas"]
     ]
-    table = Table(*_REPLICA, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in _REPLICA:  # a narrow terminal wraps names and headings, and cuts nothing
+        table.add_column(heading, no_wrap=heading in _NARROW, overflow="fold")
     for replica, figures in sorted(rows, key=lambda row: (_ORDERS[sort](*row), row[0]["id"])):
         room = rooms.get((replica["pool"], replica["id"]), {})
         slots = f" of {room['slots']}" if room.get("slots") else ""

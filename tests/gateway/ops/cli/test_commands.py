@@ -227,6 +227,15 @@ def test_hash_key_prints_the_line_for_the_configuration(kvgate: Kvgate, stdin: s
     assert kvgate.call("hash-key", stdin=stdin).stdout == f'sha256: "{digest}"\n'
 
 
+def test_a_key_that_no_header_takes_is_refused_before_it_is_sent(kvgate: Kvgate) -> None:
+    for command in (["queue", "--gateway", "http://127.0.0.1:9"], kvgate.up_command("--detach")):
+        for key in ("schlüssel", "two\nlines"):
+            result = kvgate.call(*command, env={"KVGATE_API_KEY": key})
+            assert (result.returncode, result.stdout) == (2, "")
+            assert "KVGATE_API_KEY or --api-key must be printable ASCII" in " ".join(result.stderr.split())
+            assert key not in result.stderr
+
+
 def test_owners_names_a_gateway_that_does_not_answer(kvgate: Kvgate) -> None:
     url = f"http://127.0.0.1:{kvgate.port}"
     result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url)
