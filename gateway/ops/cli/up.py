@@ -49,10 +49,8 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
         if plan.detach:
             return
         _show_next_steps(console, layout, model or "MODEL", plan.state_dir, key)
-        async for process, code in cluster.exits():
-            console.print(
-                f"{process.id} exited with code {code}; it is not restarted. Log: {process.log}", markup=False
-            )
+        async for line in cluster.news():
+            console.print(line, markup=False)
     except asyncio.CancelledError:
         console.print("stopping …")
         if not ready:

@@ -17,6 +17,7 @@ import httpx
 
 from gateway.ops.errors import CommandError
 from gateway.ops.followed import FollowedReplica, replica_certificate
+from gateway.ops.local.cluster_status import config_problem
 from gateway.ops.local.embedded_redis import find_redis_server, problem_with, without_password
 from gateway.ops.local.plan import (
     HOST,
@@ -46,7 +47,7 @@ from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import contexts_of
 
 _READY_TIMEOUT_S = 50.0  # `up --detach` may take 60 s, and stopping everything takes some of them
-_POLL_S = 0.1
+_POLL_S, _LOOK_S = 0.1, 1.0
 _EVENTS_PATIENCE_S = 10.0
 _REFUSED_PATIENCE_S = 5.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
@@ -108,12 +109,22 @@ class LocalCluster:
         command = (sys.executable, "-P", "-m", "gateway.ops.cli.load", str(self._plan.state_dir), model, load)
         self._start("load", "load", command, {"KVGATE_API_KEY": key} if key else None)
 
-    async def exits(self) -> AsyncIterator[tuple[Process, int]]:
-        """Yields each process that exits from now on, with its exit code; never ends."""
-        while True:
-            for exited in self._children.newly_exited():
-                yield exited
-            await asyncio.sleep(_POLL_S)
+    async def news(self) -> AsyncIterator[str]:
+        """Yields what the user should know from now on: a process that exits, and whether gateways use the file that
+        they follow; never ends."""
+        looked_s, told, file = 0.0, "", str(self._plan.base_config or "")
+        async with client() as http:
+            while True:
+                for process, code in self._children.newly_exited():
+                    yield f"{process.id} exited with code {code}; it is not restarted. Log: {process.log}"
+                if file and time.monotonic() - looked_s >= _LOOK_S:
+                    answer = await ask_gateway(http, f"http://{HOST}:{self._plan.port}")
+                    problem = config_problem(file, answer.ready)
+                    if answer.ready and problem != told:
+                        yield problem or f"{file} is used again"
+                        told = problem
+                    looked_s = time.monotonic()
+                await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> Stopped:
         """Stop every process within 5 s and forget the cluster."""

@@ -68,8 +68,17 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
             members.append(status("agent", name, replica.url, None if is_good else _UNHEARD))
     for gateway, answer in zip(cluster.gateways, answers, strict=True):
         store = f"store: {answer.ready.get('store')}"
-        members.append(status("gateway", gateway.id, gateway.url, answer.problem, store))
+        problem = config_problem(cluster.base_config, answer.ready)
+        members.append(
+            status("gateway", gateway.id, gateway.url, answer.problem, "; ".join(filter(None, (store, problem))))
+        )
     return members + backends_told([answer.ready for answer in answers])
+
+
+def config_problem(file: str, ready: Mapping[str, Any]) -> str:
+    """What a gateway's /ready says against the file that it follows; empty if the file is used."""
+    where = ", ".join(map(str, ready.get("config_problems", ())))
+    return f"{file} is wrong and not used ({where}): kvgate check-config says what is wrong" if where else ""
 
 
 def backends_told(told: Sequence[Mapping[str, Any]]) -> list[MemberStatus]:

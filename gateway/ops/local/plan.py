@@ -70,11 +70,12 @@ def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def not_used(plan: Plan, base: Mapping[str, Any]) -> list[str]:
-    """The fields of the base that do not count, because options decide; each with the option that was not given."""
+    """The fields of the base that do not count, because options decide; each with its option."""
     url = base.get("redis", {}).get("url")
     has_given_port = plan.port != Plan.port
+    fronted = {replica.url for replica in plan.fronted}
     fields = {
-        "replicas (--replica)": bool(base.get("replicas")) and not plan.fronted,
+        "replicas (--replica)": any(each["url"] not in fronted for each in base.get("replicas") or ()),
         "port (--port)": not has_given_port and base.get("port", plan.port) != plan.port,
         "redis.url (--redis-url)": url is not None and plan.redis_url is None,
     }

@@ -231,7 +231,7 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
     assert not (kvgate.state_dir / "cluster.json").exists()
 
 
-def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_with_one(
+def test_a_cluster_of_a_file_with_keys_says_how_to_send_requests_and_when_the_file_becomes_wrong(
     kvgate: Kvgate, tmp_path: Path
 ) -> None:
     config = tmp_path / "keys.yaml"
@@ -249,6 +249,13 @@ def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_wit
         url, headers = kvgate.cluster()["url"], {"authorization": f"Bearer {key}"}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body_sent_by(curl[0]), headers=headers, timeout=30)
         assert answer.status_code == 200
+        text = config.read_text()
+        write_and_tell(config, "prot: 1", kvgate)
+        assert f"{config} is wrong and not used (prot)" in output_until(up, "not used")
+        status = kvgate.call("status", "--state-dir", str(kvgate.state_dir))
+        assert (status.returncode, f"store: up; {config} is wrong and not used (prot)" in status.stdout) == (0, True)
+        write_and_tell(config, text, kvgate)
+        output_until(up, f"{config} is used again")
         up.send_signal(signal.SIGINT)
         assert up.wait(20) == 0
     with kvgate.up_in_foreground("--config", str(config), env={"KVGATE_API_KEY": "secret-of-me"}) as up:
@@ -256,6 +263,14 @@ def test_a_cluster_with_keys_says_how_to_send_the_first_request_and_sends_it_wit
         assert "  text  via gw1 → answered (where and why, only an admin's key is told)" in shown
         assert "secret-of-me" not in shown
         assert '-H "Authorization: Bearer $KVGATE_API_KEY"' in shown
+
+
+def write_and_tell(file: Path, text: str, kvgate: Kvgate) -> None:
+    """Writes the file that gateways follow. They read it at once."""
+    file.write_text(text)
+    for process in read_processes(kvgate.state_dir):
+        if process.kind == "gateway":
+            process.signal(signal.SIGHUP)
 
 
 def has_hits(url: str) -> bool:

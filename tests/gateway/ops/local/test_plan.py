@@ -88,7 +88,9 @@ def test_a_gateway_gets_its_own_port_and_the_shared_one(tmp_path: Path) -> None:
 def test_what_the_base_says_in_vain_is_named_with_the_option_that_says_it(tmp_path: Path) -> None:
     base = {"port": 9099, "replicas": [{"id": "a", "url": "http://h:1"}], "redis": {"url": "redis://other"}}
     assert not_used(Plan(tmp_path), base) == ["replicas (--replica)", "port (--port)", "redis.url (--redis-url)"]
-    assert not_used(Plan(tmp_path, port=9098, fronted=(REPLICAS[0],), redis_url="redis://h"), base) == []
+    given = Plan(tmp_path, port=9098, fronted=(REPLICAS[0],), redis_url="redis://h")
+    assert not_used(given, base) == ["replicas (--replica)"]
+    assert not_used(given, base | {"replicas": [{"id": "a", "url": REPLICAS[0].url}]}) == []
     assert not_used(Plan(tmp_path), {"redis": {"budget_ms": 50}, "replicas": []}) == []
 
 
