@@ -140,6 +140,9 @@ def test_owners_shows_the_chain_of_a_prompt_and_who_owns_it(shared_kvgate: Kvgat
     table = shared_kvgate.call(*options)
     assert table.returncode == 0, table.stderr
     assert explanation["chain"][-1]["key"] in table.stdout
+    costs, legend = table.stdout.partition("costs in tokens")[2].split("cost = 3 x to compute + displaced", 1)
+    assert costs.split()[1:7] == ["replica", "cost", "matched", "to", "compute", "displaced"]
+    assert "to compute: tokens of the prompt" in legend
 
 
 def test_owners_takes_a_request_body_with_an_image(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
