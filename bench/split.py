@@ -54,17 +54,16 @@ class SplitBench(Bench):
                     room_share=1.0,
                 ),
                 name,
-                at,
                 weight,
             )
-            for at, (name, weight, chain) in enumerate((("v1", 9, keys), ("v2", 1, self.chain())), 1)
+            for name, weight, chain in (("v1", 9, keys), ("v2", 1, self.chain()))
         ]
         self._pool.subsets.use(subset)
         script = load("route", self._pool.link.allow_oom, PolicyKnobs())
-        split = Split("kvgate:shares", "bench", f"kvgate:stays:bench.{self._placed // 4}", self._placed % 4 > 0)
-        operands = script.operands(**operands_of(ways, split, 0))
+        split = Split("", "bench", f"{self._placed // 4:032x}", self._placed % 4 > 0)
+        operands = script.operands(**operands_of(ways, split, 0, 0))
         await self._wire.send("CONFIG", "RESETSTAT")
-        chosen, reply = await self._wire.run(script, operands)
+        *reply, chosen = await self._wire.run(script, operands)
         assert reply[0] == b"ok", reply
         script_us = await script_time_us(self._wire)
         done = self._settle.operands(

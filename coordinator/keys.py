@@ -50,9 +50,10 @@ def shares_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:shares"
 
 
-def stays_key(namespace: str, model: str, conversation: str) -> str:
-    """The string that names the backend of a model at which a conversation stays."""
-    return f"{prefix(namespace)}:stays:{pool_slug(model)}.{conversation}"
+def stays_key(namespace: str, conversation: str, turn: int) -> str:
+    """The hash that names the backends at which conversations stay, this one and others, in one turn of the clock. They
+    are many hashes, so that Redis can drop each at once."""
+    return f"{prefix(namespace)}:stays:{turn}:{conversation[:2]}"
 
 
 def decisions_key(namespace: str = "") -> str:
@@ -79,13 +80,13 @@ def audit_key(namespace: str = "") -> str:
 
 def _key(name: str) -> cached_property[str]:
     """A key that a pool has once."""
-    return cached_property(lambda keys: f"{keys._base}:{name}")  # noqa: SLF001
+    return cached_property(lambda keys: f"{keys.base}:{name}")
 
 
 def _keys(kind: str) -> cached_property[Callable[[str], str]]:
     """Spells the keys of one kind, such as `own:<key>`, in the fastest way there is: whole chains are spelled on the
     request path."""
-    return cached_property(lambda keys: f"{keys._base}:{kind}:".__add__)  # noqa: SLF001
+    return cached_property(lambda keys: f"{keys.base}:{kind}:".__add__)
 
 
 @dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
@@ -99,13 +100,13 @@ class PoolKeys:
     """Whether a script can only use keys of one slot, because the Redis is a Redis Cluster."""
 
     @cached_property
-    def _base(self) -> str:
+    def base(self) -> str:
         return f"{prefix(self.namespace)}:{{{self.pool}}}"
 
     @cached_property
     def anchor(self) -> str:
         """Never written: it tells the slot of all keys of the pool."""
-        return f"{self._base}:-"
+        return f"{self.base}:-"
 
     history = _key("history")
     first_tokens = _key("first_tokens")
@@ -165,10 +166,10 @@ class PoolKeys:
     @cached_property
     def tenants(self) -> str:
         """Of all pools, where one script can use their keys."""
-        return f"{self._base if self.is_in_cluster else prefix(self.namespace)}:tenants"
+        return f"{self.base if self.is_in_cluster else prefix(self.namespace)}:tenants"
 
     def line(self, line: str, tenant: str) -> str:
-        return f"{self._base}:line:{line} {tenant}"
+        return f"{self.base}:line:{line} {tenant}"
 
     def bound_slot(self, slot: int) -> str:
         return f"{self.bound}:{slot}"

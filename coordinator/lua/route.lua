@@ -1,78 +1,114 @@
 -- Chooses one of a model's backends by their weights, and runs `place` there: one call, so the weights hold exactly over all
--- gateways. A conversation stays with its backend. Only what `place` has placed, or has given a seat, is counted.
+-- gateways. A conversation that has begun stays with its backend, and is not counted. Nor is a request that `place` neither
+-- places nor gives a seat.
 --
 -- KEYS
 --   hash    placing...: the keys of `place` for the first backend
 -- ARGV
 --   text    arguments...: of `place` for the first backend, so that a request that goes there costs little more than by
---             `place` alone. Then for each other backend, the last one first, [keys, arguments] of `place` as JSON. Then for
---             each, the last one first, its name, its number (from 1) and its weight. Then their sum, and how many backends
---             these are; the key `shares` and its field; the key `stays` of the conversation ("": it has none); 1 if the
---             conversation has begun before, else 0
--- Returns {the place of the chosen backend among these, from 1; the reply of `place`}
+--             `place` alone. Then the chains of the others, "<key, tokens in 8 characters>...". Then these others, as a list
+--             of JSON: [name, weight, how many of these keys come before its own, how many it has, the beginning of its keys,
+--             [number, key...], how many arguments come before the tokens, [number, argument...], the number of the argument
+--             `chain`], where only keys and arguments are named that differ from those of the first one. Then "<name of the
+--             first one> <its weight> <sum of weights> <1 if the conversation has begun before, else 0> <conversation; "-":
+--             it has none> <its key `stays`> <this key of the turn before> <key `shares`> <its field>"
+-- Returns the reply of `place`, and as one value more the number of the chosen backend, from 1
 
-local STAY_S, MOST_OWED, take = '1800', 8, table.remove
+local STAY_S, KEY_CHARS, STEP_CHARS = '3600', 32, 40
 
-local has_begun, stays, field, shares, count = take(ARGV) == '1', take(ARGV), take(ARGV), take(ARGV), take(ARGV)
-local all, backends = tonumber(take(ARGV)), {}
-for i = 1, tonumber(count) do
-  backends[i] = { weight = tonumber(take(ARGV)), number = tonumber(take(ARGV)), name = take(ARGV) }
-end
-for i = 2, #backends do
-  backends[i].placing = take(ARGV)
-end
+local last = #ARGV
+local steps, others, choice = ARGV[last - 2], ARGV[last - 1], ARGV[last]
+ARGV[last], ARGV[last - 1], ARGV[last - 2] = nil, nil, nil
+local first, weight, all, has_begun, conversation, stays, last_stays, shares, field = string.match(
+  choice, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
 
--- Smooth weighted round robin (as nginx's upstream module does it): each is owed its weight, who is owed most gets the
--- request and pays the sum. So nobody is owed more than a sum, but where conversations stay: that is not all repaid, or
--- a backend would get a burst of new ones when they end. What cannot be read counts as 0.
-local owed, text = {}, redis.pcall('HGET', shares, field)
-if type(text) == 'table' then
-  redis.pcall('DEL', shares) -- another kind of key
-end
-for share in string.gmatch(type(text) == 'string' and text or '', '%S+') do
-  owed[#owed + 1] = tonumber(share) or 0
-end
-local stay = has_begun and redis.pcall('GET', stays)
-for i = 1, #backends do
-  local one = backends[i]
-  for number = #owed + 1, one.number do
-    owed[number] = 0
+local function read_others() -- takes time, and most requests go to the first one
+  if type(others) == 'string' then
+    others = cjson.decode(others)
   end
-  one.owed = owed[one.number] + one.weight
-  one.turn = one.name == stay and one.weight > 0 and math.huge or one.owed
+  return others
+end
+
+local chosen, noted, stay, turns = nil, nil, nil, nil
+if has_begun == '1' then
+  noted = redis.pcall('HGET', stays, conversation)
+  stay = noted or redis.pcall('HGET', last_stays, conversation)
+end
+if stay == first then
+  chosen = 1
+elseif stay then
+  for i, other in ipairs(read_others()) do
+    chosen = other[1] == stay and i + 1 or chosen
+  end
+end
+if not chosen then
+  turns = redis.pcall('HINCRBY', shares, field, '1')
+  if type(turns) ~= 'number' then -- another kind of key, or no number
+    redis.pcall('DEL', shares)
+    turns = redis.pcall('HINCRBY', shares, field, '1')
+  end
+  -- Of as many turns in a row as the sum of weights, each backend gets its weight, spread evenly: the first one takes its
+  -- share of the turns, the second one its share of those that are left, and so on.
+  local turn, left, floor = type(turns) == 'number' and (turns - 1) % all or 0, all, math.floor
+  local before = floor(turn * weight / left + 0.5)
+  chosen = 1
+  while floor((turn + 1) * weight / left + 0.5) == before do
+    turn, left, weight, chosen = turn - before, left - weight, read_others()[chosen][2], chosen + 1
+    before = floor(turn * weight / left + 0.5)
+  end
 end
 
 local function place(KEYS, ARGV)
 -- include whole place
 end
 
--- A backend whose replicas are all gone, which its gateway does not know yet, has written nothing.
-local chosen, reply, tried = 0, nil, 0
-repeat
-  chosen = 1
-  for i = 2, #backends do
-    chosen = backends[i].turn > backends[chosen].turn and i or chosen
+local function place_at(number)
+  if number == 1 then
+    return place(KEYS, ARGV)
   end
-  backends[chosen].turn = -math.huge
-  local keys, arguments = KEYS, ARGV
-  if chosen > 1 then
-    keys, arguments = unpack(cjson.decode(backends[chosen].placing))
+  local _, _, from, length, beginning, changed_keys, count, changed, chain_at = unpack(read_others()[number - 1])
+  local keys, arguments, chain, sub = {}, {}, {}, string.sub
+  local fixed, ours = #KEYS - (#ARGV - count), #string.match(KEYS[PLACING_OFFSET + 1], '^.-}:') + 1
+  for i = 1, fixed do
+    keys[i] = beginning .. sub(KEYS[i], ours)
   end
-  reply, tried = place(keys, arguments), tried + 1
-until reply[1] ~= 'none' or tried == #backends
+  for i = 1, #changed_keys, 2 do
+    keys[changed_keys[i]] = changed_keys[i + 1]
+  end
+  for i = 1, count do
+    arguments[i] = ARGV[i]
+  end
+  for i = 1, #changed, 2 do
+    arguments[changed[i]] = changed[i + 1]
+  end
+  local own, at = beginning .. 'own:', from * STEP_CHARS
+  for i = 1, length do
+    local key = sub(steps, at + 1, at + KEY_CHARS)
+    chain[i], keys[fixed + i], arguments[count + i] = key, own .. key, sub(steps, at + KEY_CHARS + 1, at + STEP_CHARS)
+    at = at + STEP_CHARS
+  end
+  arguments[chain_at] = table.concat(chain, ' ')
+  return place(keys, arguments)
+end
 
-if reply[1] == 'ok' or reply[1] == 'wait' then
-  local most = MOST_OWED * all
-  for i = 1, #backends do
-    local one = backends[i]
-    owed[one.number] = math.max(-most, math.min(most, one.owed - (i == chosen and all or 0)))
-  end
-  for number = 1, #owed do
-    owed[number] = string.format('%d', owed[number])
-  end
-  redis.pcall('HSET', shares, field, table.concat(owed, ' '))
-  if stays ~= '' then
-    redis.pcall('SET', stays, backends[chosen].name, 'EX', STAY_S)
+-- A backend whose replicas are all gone, which its gateway does not know yet, has written nothing.
+local reply, tried = place_at(chosen), chosen
+for number = 1, reply[1] == 'none' and #read_others() + 1 or 0 do
+  if number ~= tried and reply[1] == 'none' then
+    chosen, reply = number, place_at(number)
   end
 end
-return { chosen, reply }
+
+if reply[1] ~= 'ok' and reply[1] ~= 'wait' then
+  if turns then
+    redis.pcall('HINCRBY', shares, field, '-1')
+  end
+elseif conversation ~= '-' then
+  local name = chosen == 1 and first or read_others()[chosen - 1][1]
+  if name ~= noted then
+    redis.pcall('HSET', stays, conversation, name)
+    redis.pcall('EXPIRE', stays, STAY_S)
+  end
+end
+reply[#reply + 1] = chosen
+return reply

@@ -13,11 +13,20 @@ from typing import Any, NamedTuple
 import orjson
 
 from coordinator.errors import StoreDown
+from coordinator.keys import shares_key, stays_key
 from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool.placer import Answer, Placer
 from coordinator.redis.time_limit import IN_ALL
 from coordinator.redis.wire import Wire
-from coordinator.scripts import load
+from coordinator.scripts import load, signature
+
+_PLACE = signature("place")
+_KEYS = sum(not one.is_many for one in _PLACE.keys)
+_ARGUMENTS = sum(not one.is_many for one in _PLACE.args)
+_CHAIN_AT = [one.name for one in _PLACE.args].index("chain") + 1
+
+STAY_MS = 30 * 60 * 1000
+"""A conversation stays with its backend for one to two of these after its last request."""
 
 
 class Way(NamedTuple):
@@ -26,27 +35,24 @@ class Way(NamedTuple):
     placer: Placer
     request: PlaceRequest
     backend: str
-    number: int
-    """Among all backends of the model, from 1."""
     weight: int
 
 
 class Split(NamedTuple):
     """Where the store counts how the requests of a model are shared among its backends."""
 
-    shares: str
-    """The key."""
-    field: str
-    """Of the model, and these weights."""
-    stays: str
-    """The key of the request's conversation; "" if it has none."""
+    namespace: str
+    model: str
+    """Its slug."""
+    conversation: str
+    """32 hex digits that name the request's conversation; "" if it has none."""
     has_begun: bool
-    """Whether the request continues a conversation, which may have a backend."""
+    """Whether the request continues the conversation, which may have a backend."""
 
 
 async def choose_way(ways: Sequence[Way], split: Split) -> tuple[Way, Answer | None]:
     """Which of these ways a request goes, and the store's answer there, for Placer.go_on; None: no replica is left.
-    Raises StoreError as Placer.place does."""
+    Raises StoreError as Placer.place does. The first way costs the store least."""
     began_s = time.monotonic()
     for way in ways:
         if not way.placer.seats.can_wait:
@@ -91,25 +97,46 @@ async def _ask(
     try:
         timing = lead.timing(wire, began_s, until_s)
         script = load("route", lead.link.allow_oom, ways[0].request.knobs)
-        operands = operands_of(ways, split, lead.link.clock.time_ms(timing.begin_by_s))
+        clock = lead.link.clock
+        now_ms = clock.time_ms(timing.sent_s) or int(time.time() * 1000)  # Redis has not told its time yet
+        operands = operands_of(ways, split, now_ms, clock.time_ms(timing.begin_by_s))
         reply = wire.run(script, script.operands(**operands), timing.left_s, undo, until_s)
     except BaseException:
         forget()
         raise
-    at, answer = await lead.reply(reply, undo, forget)
+    *answer, at = await lead.reply(reply, undo, forget)
     chosen = ways[at - 1]
     return chosen, chosen.placer.heard(wire, timing, answer)
 
 
-def operands_of(ways: Sequence[Way], split: Split, deadline_ms: int) -> dict[str, Any]:
-    """Of route.lua."""
-    first, *others = (_placing(way, deadline_ms) for way in ways)
-    named = (word for way in reversed(ways) for word in (way.backend, way.number, way.weight))
-    counted = (sum(way.weight for way in ways), len(ways), split.shares, split.field)
-    conversation = (split.stays, int(split.has_begun))
-    keys, arguments = first[1 : 1 + first[0]], first[1 + first[0] :]
-    arguments = (*arguments, *map(_packed, reversed(others)), *named, *counted, *conversation)
-    return {"placing": keys, "arguments": arguments}
+def operands_of(ways: Sequence[Way], split: Split, now_ms: int, deadline_ms: int) -> dict[str, Any]:
+    """Of route.lua, at this time of Redis. For another backend than the first one, it gets only what differs there:
+    Redis' Lua takes time for all that it gets, also if it is not used."""
+    lead, *rest = ways
+    count, *first = _placing(lead, deadline_ms)
+    others, steps = [], list[str]()
+    for way in rest:
+        others.append(_other(way, lead, first, len(steps), deadline_ms))
+        steps += (f"{key}{tokens:8d}" for key, tokens in zip(way.request.keys, way.request.tokens, strict=True))
+    stays = (stays_key(split.namespace, split.conversation, now_ms // STAY_MS - past) for past in (0, 1))
+    told = f"{split.model}.{split.conversation} {' '.join(stays)}" if split.conversation else "- - -"
+    weights = " ".join(f"{way.backend} {way.weight}" for way in ways)
+    choice = (
+        f"{lead.backend} {lead.weight} {sum(way.weight for way in ways)} {split.has_begun:d} {told}"
+        f" {shares_key(split.namespace)} {split.model} {weights}"
+    )
+    return {"placing": first[:count], "arguments": (*first[count:], "".join(steps), orjson.dumps(others), choice)}
+
+
+def _other(way: Way, lead: Way, first: Sequence[Any], before: int, deadline_ms: int) -> tuple[Any, ...]:
+    """How `place` is asked there, but for its chain."""
+    count, *placing = _placing(way, deadline_ms)
+    base, our_base = way.placer.link.keys.base, lead.placer.link.keys.base
+    keys = _changes([base + key.removeprefix(our_base) for key in first[:_KEYS]], placing[:_KEYS])
+    at = _KEYS + len(lead.request.keys)
+    arguments = _changes(first[at : at + _ARGUMENTS], placing[count : count + _ARGUMENTS], _CHAIN_AT)
+    length = len(way.request.keys)
+    return way.backend, way.weight, before, length, f"{base}:", keys, _ARGUMENTS, arguments, _CHAIN_AT
 
 
 def _placing(way: Way, deadline_ms: int) -> tuple[Any, ...]:
@@ -119,17 +146,18 @@ def _placing(way: Way, deadline_ms: int) -> tuple[Any, ...]:
     return request.operands(script, link.keys, link.gateway, link.epoch, explain=False, deadline_ms=deadline_ms)
 
 
-def _packed(placing: tuple[Any, ...]) -> bytes:
-    """As JSON."""
-    count, *texts = (each.decode() if isinstance(each, bytes) else str(each) for each in placing)
-    return orjson.dumps((texts[: int(count)], texts[int(count) :]))
+def _changes(ours: Sequence[Any], theirs: Sequence[Any], without: int = 0) -> list[Any]:
+    """The number of each that differs, from 1, and what it is there."""
+    pairs = enumerate(zip(ours, theirs, strict=True), 1)
+    differ = ((at, there) for at, (here, there) in pairs if here != there and at != without)
+    return [each for at, there in differ for each in (at, there.decode() if isinstance(there, bytes) else str(there))]
 
 
 def _undo_late(ways: Sequence[Way], late_reply: Any) -> None:
     """The caller gave up before the reply came. It may have gone another way than the store had chosen."""
-    chosen = None if isinstance(late_reply, Exception) else ways[late_reply[0] - 1]
+    chosen = None if isinstance(late_reply, Exception) else ways[late_reply[-1] - 1]
     if chosen is not None:
-        chosen.placer.undo_late(chosen.request, late_reply[1])
+        chosen.placer.undo_late(chosen.request, late_reply[:-1])
     for way in ways:
         if way is not chosen:
             way.placer.forget_call(way.request.reservation)

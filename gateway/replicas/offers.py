@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from coordinator.engine.facts import ModelCard, base_card
 from gateway.replicas.member import Member
@@ -21,8 +20,6 @@ class Option:
     """One backend of a model."""
 
     name: str
-    number: int
-    """Among all backends of the model, from 1."""
     weight: int
 
 
@@ -34,8 +31,6 @@ class Offer:
     """Its name, whichever alias a client used."""
     options: dict[str, Option]
     """By name; empty if the configuration lists no backends."""
-    weights: str
-    """A digest of the options. Counts by other weights are other counts."""
     is_sticky: bool
     """Whether a conversation stays with its backend."""
     fallback: tuple[FallbackSettings, ...]
@@ -52,12 +47,9 @@ def offers_of(models: Sequence[ModelSettings]) -> dict[str, Offer]:
     """Name or alias → the offer."""
     found: dict[str, Offer] = {}
     for model in models:
-        options = {each.name: Option(each.name, at, each.weight) for at, each in enumerate(model.backends, 1)}
-        told = "\n".join(f"{each.name} {each.weight}" for each in model.backends)
-        digest = blake2b(told.encode(), digest_size=6).hexdigest()
-        offer = Offer(
-            model.name, options, digest, model.session == "sticky", tuple(model.fallback), tuple(model.backends)
-        )
+        options = {each.name: Option(each.name, each.weight) for each in model.backends}
+        is_sticky = model.session == "sticky"
+        offer = Offer(model.name, options, is_sticky, tuple(model.fallback), tuple(model.backends))
         found |= dict.fromkeys((model.name, *model.aliases), offer)
     return found
 

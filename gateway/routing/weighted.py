@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 from coordinator.errors import StoreError
-from coordinator.keys import pool_slug, shares_key, stays_key
+from coordinator.keys import pool_slug
 from coordinator.placement import PlaceRequest
 from coordinator.pool.placer import Answer
 from coordinator.pool.pool import Pool
@@ -66,10 +66,12 @@ class Weighted:
             if self._local.would_overtake(pool, request):
                 self._choice.aim(job)
                 return None
-            ways.append(Way(pool.placer, request, option.name, option.number, option.weight))
+            ways.append(Way(pool.placer, request, option.name, option.weight or 1))
+        # The store takes least time for a request that goes the first way.
+        by_weight = sorted(ways, key=lambda way: -way.weight)
         answer: Answer | Literal["away"] | None
         try:
-            way, answer = await choose_way(ways, self._split(job, job.offer))
+            way, answer = await choose_way(by_weight, self._split(job, job.offer))
         except StoreError as error:
             self._choice.aim(job)
             self._note(job.served.pool, error)
@@ -82,9 +84,8 @@ class Weighted:
 
     def _split(self, job: Job, offer: Offer) -> Split:
         conversation = conversation_of(job) if offer.is_sticky else ""
-        stays = stays_key(self._namespace, offer.model, conversation) if conversation else ""
-        has_begun = bool(stays) and (bool(job.session) or job.prompt is None or job.prompt.answer != (0, 0))
-        return Split(shares_key(self._namespace), f"{pool_slug(offer.model)}.{offer.weights}", stays, has_begun)
+        has_begun = bool(conversation) and (bool(job.session) or job.prompt is None or job.prompt.answer != (0, 0))
+        return Split(self._namespace, pool_slug(offer.model), conversation, has_begun)
 
 
 def conversation_of(job: Job) -> str:

@@ -44,7 +44,7 @@ async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> As
     """Two replicas of the first version, one of the second, and four gateways that send it one request in ten."""
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(redis.from_url(cluster.redis_url))
-        await store.delete(shares_key())  # the test before may have left debts
+        await store.delete(shares_key())  # the test before may have ended within a turn of all
         servers = {}
         for name, root in (("a", V1), ("b", V1), ("c", V2)):
             options = ("--model", root, "--served-name", "chat", "--speed", "20")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY
-
-import orjson
 
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
@@ -89,10 +89,8 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     watcher = Watcher("redis://", "gw0", 91)
     session = WatchSession(wire, True, "redis://", 91)
     await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
-    keys, arguments = wire.calls["place"]  # `route` sends the same in two ways, and one is packed
-    texts = [each.decode() if isinstance(each, bytes) else str(each) for each in arguments]
-    assert orjson.loads(wire.calls["route"][1][len(arguments)]) == [keys, texts]
-    wire.calls["route"][1][len(arguments)] = "packed"
+    *_, choice = route = wire.calls["route"][1]
+    route[-1] = re.sub(r":\d{5,}:", ":<turn>:", choice)  # as the clock says
     return wire.calls
 
 
@@ -118,8 +116,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.reservations._unpoured.add("spent", Budget("tenant", 35, 36, 1, 37), None, True)
     pool.reservations.count_adopted()
     pool.reassert()
-    ways = [Way(pool.placer, asked, "v1", 1, 9), Way(pool.placer, asked, "v2", 2, 1)]
-    await _begun(choose_way(ways, Split("kvgate:shares", "chat.0", "kvgate:stays:one", True)))
+    ways = [Way(pool.placer, asked, "v1", 9), Way(pool.placer, replace(asked, prompt_tokens=12), "v2", 1)]
+    await _begun(choose_way(ways, Split("", "chat", "c" * 32, True)))
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
     await _begun(look_at(pool, ["r0", "r1"]))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
@@ -204,5 +202,7 @@ ARGUMENTS: dict[str, list[Any]] = {
 """The operands that each script must receive for the calls above, in the order of its header."""
 ARGUMENTS["route"] = [
     *ARGUMENTS["place"],
-    *("packed", "v2", 2, 1, "v1", 1, 9, 10, 2, "kvgate:shares", "chat.0", "kvgate:stays:one", 1),
+    "".join(f"{key}{tokens:8d}" for key, tokens in zip(_KEYS, (7, 9), strict=True)),
+    b'[["v2",1,0,2,"kvgate:{m}:",[17,"kvgate:tenants"],21,[12,"12"],14]]',
+    f"v1 9 10 1 chat.{'c' * 32} kvgate:stays:<turn>:cc kvgate:stays:<turn>:cc kvgate:shares chat v1 9 v2 1",
 ]
