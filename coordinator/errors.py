@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from coordinator.accounts import Left
+
 
 class StoreError(Exception):
     """The store could not answer. A missing value is never reported this way."""
@@ -44,9 +46,9 @@ class NoRoom(Exception):
 
 
 class OverLimit(Exception):
-    """A tenant has used up its `requests` or `tokens` of a minute; `limit` says which. In `wait_s` it has some again.
-    `left` is what is left of all its limits."""
+    """An account has used up its `requests` or `tokens` of a minute; `limit` says which, and `at` which one of the
+    request's accounts. In `wait_s` it has some again. `left` is what is left of each account."""
 
-    def __init__(self, limit: str, wait_s: float, left: tuple[int, ...]) -> None:
+    def __init__(self, limit: str, wait_s: float, left: tuple[Left, ...], at: int) -> None:
         super().__init__(f"too many {limit} in a minute; some again in {wait_s:.1f} s")
-        self.limit, self.wait_s, self.left = limit, wait_s, left
+        self.limit, self.wait_s, self.left, self.at = limit, wait_s, left, at

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
+from coordinator.accounts import Budget, Left, Limits, account_of_tenant
 from coordinator.keys import PoolKeys
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.registry import SESSION, TOLD, ReplicaRecord
@@ -16,11 +15,6 @@ from coordinator.subset import Subset
 
 NO_TIP = "-"
 """The tip of a request that has no chain."""
-
-
-@lru_cache(maxsize=1024)
-def _quoted(tenant: str) -> str:
-    return quote(tenant, safe="")
 
 
 class Standing(NamedTuple):
@@ -48,7 +42,7 @@ class Standing(NamedTuple):
     @property
     def tenant_text(self) -> str:
         """The tenant's name in keys and records."""
-        return _quoted(self.tenant)
+        return account_of_tenant(self.tenant)
 
 
 class Seat(NamedTuple):
@@ -60,49 +54,13 @@ class Seat(NamedTuple):
     room: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TenantLimits:
-    """What a tenant may have over all gateways; 0: any number. `output_tokens` is the most that the request's answer
-    can take, and `most_tokens` what the engine can compute for it, its prompt included; 0: not known."""
-
-    concurrency: int = 0
-    requests_per_min: int = 0
-    tokens_per_min: int = 0
-    output_tokens: int = 0
-    most_tokens: int = 0
-
-    def text(self, has_waited: bool, is_counted: bool) -> str:
-        """As `place` takes it. A request that has waited was let in before, and one that is counted pays no second
-        time."""
-        requests_per_min = 0 if is_counted else self.requests_per_min
-        limits = f"{self.concurrency} {requests_per_min} {self.tokens_per_min} {self.output_tokens}"
-        return f"{limits} {int(has_waited or is_counted)}"
-
-
-class Budget(NamedTuple):
-    """What requests take of their tenant's limits."""
-
-    tenant: str
-    """As in keys and records."""
-    tokens: int
-    tokens_per_min: int
-    requests: float
-    """Those that no script has counted yet."""
-    requests_per_min: int
-
-    @property
-    def text(self) -> str:
-        """As `reassert` and `adopt` take it."""
-        return f"{self.tenant} {self.tokens} {self.tokens_per_min} {self.requests:.3f} {self.requests_per_min}"
-
-
 class Used(NamedTuple):
     """The tokens that a request took."""
 
     charge_tokens: int
     """Of its tenant's share: uncached tokens, and those of the answer, weighted."""
     limit_tokens: int
-    """Of its tenant's limit: uncached tokens, and those of the answer."""
+    """Of its accounts' limits: uncached tokens, and those of the answer."""
 
     @property
     def text(self) -> str:
@@ -121,11 +79,13 @@ class Refusal(NamedTuple):
 
 
 class Exhausted(NamedTuple):
-    """A tenant has used up a limit (`requests` or `tokens`): see OverLimit."""
+    """An account has used up a limit (`requests` or `tokens`): see OverLimit."""
 
     limit: str
     wait_ms: int
-    left: tuple[int, ...]
+    left: tuple[Left, ...]
+    at: int
+    """Which of the request's accounts it is."""
 
 
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
@@ -160,12 +120,12 @@ class PlaceRequest:
     """The part of a replica's room that it may use; 0: it never waits for room."""
     standing: Standing = field(default_factory=Standing)
     """Where it waits if there is no room."""
-    limits: TenantLimits | None = None
-    """Those of its tenant; None if it has none."""
+    limits: Limits | None = None
+    """Those of its accounts; None if it has none."""
     waited_s: float = 0.0
     """How long it has waited for room."""
     is_counted: bool = False
-    """Whether the store has counted it for its tenant's limits: an attempt before, in another pool, or a placement that
+    """Whether the store has counted it for its limits: an attempt before, in another pool, or a placement that
     came too late."""
     affinity: bytes = b""
     """The bytes that rendezvous hashing hashes while the store is away; the store does not get them."""
@@ -194,13 +154,13 @@ class PlaceRequest:
         self.release = ""
 
     def has_counted(self) -> None:
-        """The store has counted it for its tenant's limits."""
+        """The store has counted it for its limits."""
         self.is_counted = True
 
     def must_not_wait(self) -> None:
         """It is placed at once, though there is no room."""
         self.room_share = 0.0
-        self.limits = self.limits and replace(self.limits, concurrency=0)
+        self.limits = self.limits and self.limits.without_concurrency()
 
     def admits(self, record: ReplicaRecord) -> bool:
         """Whether the replica is ready and this request may go there."""
@@ -212,13 +172,12 @@ class PlaceRequest:
         )
 
     def budget(self, uncached_tokens: int, requests: int = 0) -> Budget | None:
-        """What it takes of its tenant's limits; None if there are none. `requests`: 1 if it is let in here."""
+        """What it takes of its limits; None if there are none. `requests`: 1 if it is let in here."""
         limits = self.limits
         if limits is None:
             return None
         requests = 0 if self.is_counted else requests
-        tokens = uncached_tokens + limits.output_tokens
-        return Budget(self.standing.tenant_text, tokens, limits.tokens_per_min, requests, limits.requests_per_min)
+        return Budget(limits.accounts, uncached_tokens + limits.output_tokens, requests)
 
     def operands(
         self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool, deadline_ms: int = 0
@@ -288,9 +247,8 @@ class Placement(NamedTuple):
     many."""
     passed_over_tokens: int = 0
     """Tokens of the prompt that another candidate holds and the replica neither holds nor can load."""
-    left: tuple[int, ...] = ()
-    """What is left of its tenant's limits: requests, ms until all are there again, tokens, ms; -1 where there is no
-    limit. Then its requests in flight, if these are limited. Empty if there are no limits."""
+    left: tuple[Left, ...] = ()
+    """What is left of each of its accounts; empty if it has none."""
     costs: bytes = b""
     """What the candidates cost, as JSON: see lua/place.lua. Empty unless the knobs ask for it."""
 
@@ -315,7 +273,7 @@ class Reservation:
     backlog_tokens: int
     tip: str
     budget: Budget | None = None
-    """None if its tenant has no limits."""
+    """None if it has no limits."""
     is_streamed: bool = True
     """Whether its first token will be seen; if not, prefills.py says when its backlog ends."""
     prefilled_by_s: float | None = None
@@ -332,7 +290,7 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
     if reply[0] in _REFUSALS:
         return Refusal(reply[0].decode(), reply[2])
     if reply[0] == b"over_limit":
-        return Exhausted(reply[3].decode(), reply[2], _numbers(reply[4]))
+        return Exhausted(reply[3].decode(), reply[2], _left(reply[4]), reply[5] - 1)
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     # Unpacked, and given by position: a third of the time that 21 names take.
@@ -341,7 +299,7 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
     return Placement(
         _text(replica), _text(incarnation), _text(url), why.decode(), matched_keys, matched_tokens,
         claimed_from, touch == 1, last_use_ms, backlog_tokens, kind.decode(), _text(entry), placed_ms, _text(mode),
-        report == 1, stored_keys, stored_tokens, passed_over, _numbers(left) if left else (),
+        report == 1, stored_keys, stored_tokens, passed_over, _left(left) if left else (),
         costs[0] if costs else b"",  # none if an older version has granted it
     )  # fmt: skip
 
@@ -351,5 +309,5 @@ def _text(told: bytes) -> str:
     return told.decode("utf-8", "replace")
 
 
-def _numbers(text: bytes) -> tuple[int, ...]:
-    return tuple(map(int, text.split()))
+def _left(text: bytes) -> tuple[Left, ...]:
+    return tuple(Left(*map(int, each.split())) for each in text.split(b" / "))

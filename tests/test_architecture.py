@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "coordinator", "bench")
 LAYERS = (
-    "coordinator coordinator.errors coordinator.keys coordinator.registry coordinator.finding coordinator.signature",
-    "coordinator.breaker coordinator.lmcache_chunks coordinator.policy_knobs coordinator.scripts coordinator.subset",
+    "coordinator coordinator.accounts coordinator.errors coordinator.keys coordinator.registry coordinator.finding",
+    "coordinator.signature coordinator.breaker coordinator.lmcache_chunks coordinator.policy_knobs coordinator.scripts",
+    "coordinator.subset",
     "coordinator.placement",
     "coordinator.redis",
     "coordinator.pool",

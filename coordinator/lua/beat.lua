@@ -265,10 +265,14 @@ if redis.call('EXISTS', seats_key) == 1 then
       redis.call('HDEL', seats_key, ids[i])
     else
       local name = string.format('%d %s', seat.band, seat.queue)
-      local line = line_key(base, name, seat.tenant)
-      local is_standing = type(redis.pcall('ZSCORE', line, member_of(gateway, ids[i], seat))) == 'string'
+      local member = member_of(gateway, ids[i], seat)
+      local holder = holder_of(base, name, member, seat)
+      local is_standing = type(redis.pcall('ZSCORE', line_key(base, name, holder), member)) == 'string'
       if not is_standing or sum_of(field_of(base .. 'waiting', name)) == 0 or
-        type(redis.pcall('ZSCORE', base .. 'turns:' .. name, seat.tenant)) ~= 'string' then
+        type(redis.pcall('ZSCORE', base .. 'turns:' .. name, holder)) ~= 'string' then
+        if holder ~= seat.tenant then
+          redis.pcall('ZREM', line_key(base, name, holder), member)
+        end
         stand_in_line(base, gateway, ids[i], seat, now)
         if sum_of(field_of(base .. 'waiting', name)) == 0 then
           count_seats(base, name, 1, tokens_of(seat))

@@ -38,8 +38,9 @@
 --   number  room_share: the part of a replica's room that the request may use (0..1); 0: it never waits for room
 --   text    line: where it waits: "<band> <tenant> <weight> <output tokens, weighted> <since_ms; 0: now>
 --             <ms that it can wait from now on; 0: any time> <ms after which its band goes first once>"
---   text    limits: of its tenant: "<concurrency> <requests_per_min> <tokens_per_min> <output tokens> <1 if the request
---             was let in before, else 0>", 0 where there is no limit; "": none
+--   text    limits: of its accounts (see lib/limits.lua): "<output tokens> <1 if the request was let in before, else 0>",
+--             and for each " / <account> <concurrency> <requests_per_min> <tokens_per_min>", 0 where there is no limit;
+--             "": none
 --   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
@@ -48,7 +49,7 @@
 --          report (1: ask the engine to report reused blocks),
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
 --          tokens that another candidate holds and the replica neither holds nor can load,
---          what is left of its tenant's limits (see budget.left in lib/limits.lua; "": it has none),
+--          what is left of its accounts' limits (see budget.left in lib/limits.lua; "": it has none),
 --          with `tells_costs` the candidates: a list of {replica, requests in flight, backlog, matched tokens, charged,
 --          displaced, load, cost, speed if they are not equally fast} (see lib/costs.lua) as JSON, else ""},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
@@ -57,9 +58,10 @@
 --         has room, or others wait that come first. It has a seat, and is granted later: see lib/grants.lua;
 --         {"full" | "full_tenant" | "unreachable", now_ms, the same}: it has none, because too many wait, or it would wait
 --         too long;
---         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left}: of its tenant's limits
+--         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left, which of its accounts
+--         (from 1)}: of a limit of this account
 -- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
--- its prompt, {"blocked"} if its tenant has too many requests in flight.
+-- its prompt, {"blocked", account} if this account of its has too many requests in flight.
 
 -- include time
 
@@ -110,16 +112,16 @@ if release ~= '' and not explain and not is_kept then
 end
 
 local budget = limits ~= '' and budget_of(budgets_key, tenants_key)
-local asked = budget and budget.asked(limits, line)
+local asked = budget and budget.asked(limits)
 if asked and not asked.is_admitted and not explain and not is_kept and not field_of(budgets_key, reservation) then
-  local which, over_ms = budget.refusal(asked, now)
-  if which then
-    return { 'over_limit', now, over_ms, which, budget.left(asked, now) }
+  local of, which, over_ms = budget.refusal(asked, now)
+  if of then
+    return { 'over_limit', now, over_ms, which, budget.left(asked, now), of }
   end
 end
-local is_blocked = asked and budget.is_at_limit(asked)
-if is_blocked and is_kept then
-  return { 'blocked' }
+local blocked_by = asked and budget.at_limit(asked)
+if blocked_by and is_kept then
+  return { 'blocked', blocked_by }
 end
 
 math.randomseed(seed)
@@ -158,7 +160,7 @@ end
 if is_kept and now < SETTINGS.prefers_until_ms and matched < best_held then
   return { 'prefers' }
 end
-must_wait = must_wait or is_blocked
+must_wait = must_wait or blocked_by
 if room_on then -- others that own the chain were seen, but not weighed
   for _, deep in pairs(pick.depth) do
     pick.best_depth = math.max(pick.best_depth, deep)

@@ -10,8 +10,8 @@
 -- ARGV
 --   text    gateway
 --   number  at_most: reservations to give back
--- Its seats in queues go, too. What it had reserved of its tenants' limits is kept for an hour: if it comes back, it tells
--- what its requests took. Returns how many reservations and seats are left; also 0 if the lease is good or the gateway is
+-- Its seats in queues go, too. What its requests had reserved of limits is kept for an hour: if it comes back, it tells
+-- what they took. Returns how many reservations and seats are left; also 0 if the lease is good or the gateway is
 -- not known.
 
 -- include time

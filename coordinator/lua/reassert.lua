@@ -9,8 +9,7 @@
 --   number  lease_ms, kept_count
 --   text    kept[kept_count]: the reservations of places on their way, and seats; they are kept unchanged
 --   text    live(reservation, replica, incarnation, backlog_tokens, tip, budget)...: not counted unless the incarnation
---             is the current one; the budget is "<tenant> <tokens> <tokens_per_min> <requests that nobody has counted yet>
---             <requests_per_min>", "" if its tenant has no limits
+--             is the current one; the budget is as for `restate` in lib/limits.lua, "" if it has no limits
 -- Returns the number of reservations afterwards, or -1 if a newer epoch is known.
 
 -- include time
@@ -32,7 +31,7 @@ for i = LIVE_OFFSET + 1, #ARGV, LIVE_SIZE do
   stated[ARGV[i]] = entry_of(replicas_key, unpack(ARGV, i + 1, i + 4))
 end
 
--- What its tenants have of their limits.
+-- What its requests have of limits.
 local budgets = redis.pcall('HKEYS', budgets_key)
 for i = 1, #budgets do
   if not keep[budgets[i]] and not stated[budgets[i]] then

@@ -292,33 +292,36 @@ local function is_served(pool)
   return sum_of(field_of(leases, 'tick')) > now - UNSERVED_MS
 end
 
--- Counts the requests in flight of each tenant in this pool, and adds up those of all pools. Buckets that are empty go.
+-- Counts the requests in flight of each account in this pool, and adds up those of all pools. Buckets that are empty go.
 local function sum_tenants()
   local pool, active, totals = string.match(base, '{(.-)}'), {}, {}
   for gateway in pairs(pairs_of(gateways_key)) do
     for _, entry in pairs(pairs_of(base .. 'budgets:' .. gateway)) do
-      local tenant, in_flight = string.match(entry, '^(%S+) %d+ %d+ ([01])')
-      if not tenant then
+      local account, in_flight, others = string.match(entry, '^(%S+) %d+ %d+ ([01])(.*)$')
+      if not account then
         note('budgets', gateway, 1)
       elseif in_flight == '1' then
-        active[tenant] = (active[tenant] or 0) + 1
+        active[account] = (active[account] or 0) + 1
+        for other in string.gmatch(others, ' / (%S+)') do
+          active[other] = (active[other] or 0) + 1
+        end
       end
     end
   end
   for field, text in pairs(pairs_of(tenants_key)) do
-    local kind, tenant, of = string.match(field, '^(%l+) (%S+) ?(%S*)$')
+    local kind, account, of = string.match(field, '^(%l+) (%S+) ?(%S*)$')
     if kind == 'active' and of ~= '' and of ~= pool and is_served(of) then
-      totals[tenant] = (totals[tenant] or 0) + sum_of(text)
+      totals[account] = (totals[account] or 0) + sum_of(text)
     elseif kind == 'active' or (TENANTS[kind] and sum_of(text) <= now) then
       redis.call('HDEL', tenants_key, field)
     end
   end
-  for tenant, count in pairs(active) do
-    totals[tenant] = (totals[tenant] or 0) + count
-    write('HSET', tenants_key, 'active ' .. tenant .. ' ' .. pool, count)
+  for account, count in pairs(active) do
+    totals[account] = (totals[account] or 0) + count
+    write('HSET', tenants_key, 'active ' .. account .. ' ' .. pool, count)
   end
-  for tenant, count in pairs(totals) do
-    write('HSET', tenants_key, 'active ' .. tenant, count)
+  for account, count in pairs(totals) do
+    write('HSET', tenants_key, 'active ' .. account, count)
   end
 end
 

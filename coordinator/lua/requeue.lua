@@ -26,11 +26,12 @@ for i = SEATS_OFFSET + 1, #ARGV do
   local before, rest = string.match(seat and seat.queue or '', '^([^/]+)(.*)$')
   if before and before ~= digest then
     local name, member = string.format('%d %s', seat.band, seat.queue), member_of(gateway, ARGV[i], seat)
+    local holder = holder_of(base, name, member, seat)
     with_digest(seat.argv, before, digest)
     with_digest(seat.keys, base .. 'subset:' .. before, base .. 'subset:' .. digest)
     seat.queue = digest .. rest
     take_seat(base, gateway, ARGV[i], seat, now)
-    leave_line(base, name, seat.tenant, member, seat)
+    leave_line(base, name, holder, member, seat)
     moved = moved + 1
   end
 end

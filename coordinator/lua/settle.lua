@@ -8,7 +8,7 @@
 -- ARGV
 --   text    gateway
 --   text    settled(event, reservation, used)...: the event is "first_token" or "done". `used` are two numbers of tokens:
---             "<what the request is charged (see lib/fair.lua)> <what it takes of its tenant's limit>"; "" if not known.
+--             "<what the request is charged (see lib/fair.lua)> <what it takes of its accounts' limits>"; "" if not known.
 --             With the event "room", the second text is a replica where room may have come ("": any), the third is ""
 -- Returns the number of reservations that were found.
 
@@ -65,9 +65,9 @@ if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
       if field_of(budgets_key, ARGV[i + 1]) then
         budget = budget or budget_of(budgets_key, tenants_key)
       end
-      local tenant = budget and budget.finish(ARGV[i + 1], tonumber(limit_tokens), now)
-      if tenant then
-        unpark(base, tenant)
+      local accounts = budget and budget.finish(ARGV[i + 1], tonumber(limit_tokens), now)
+      if accounts then
+        unpark(base, accounts)
         are_known = false -- its next request may wait for another replica than this one
       end
     end

@@ -11,15 +11,15 @@ from coordinator.placement import Reservation, Used
 
 
 class LiveLoad:
-    """Sums over the live reservations of one gateway in one pool. Replicas and tenants without any are not listed."""
+    """Sums over the live reservations of one gateway in one pool. Replicas and accounts without any are not listed."""
 
     def __init__(self) -> None:
         self.requests: dict[str, int] = {}
         """By replica."""
         self.backlog_tokens: dict[str, int] = {}
         """By replica."""
-        self.of_tenant: dict[str, int] = {}
-        """Requests, by the text of a tenant that has limits."""
+        self.of_account: dict[str, int] = {}
+        """Requests, by the account that has limits."""
         self.waiting = 0
         """The requests that are queued for room in this gateway alone, because the store is away."""
         self.on_freed: Callable[[str, Used | None], None] = lambda _reservation, _used: None
@@ -44,8 +44,8 @@ class LiveLoad:
 
     def _change(self, one: Reservation, by: int) -> None:
         _add(self.requests, one.replica, by)
-        if one.budget:
-            _add(self.of_tenant, one.budget.tenant, by)
+        for limits in one.budget.accounts if one.budget else ():
+            _add(self.of_account, limits.account, by)
 
 
 def _add(sums: dict[str, int], name: str, by: int) -> None:

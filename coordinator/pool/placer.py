@@ -106,13 +106,13 @@ class Placer:
 
     async def place(self, request: PlaceRequest) -> Placed:
         """Choose a replica and reserve; None if no replica of this pool is left; `again` if the request is to be placed
-        under another reservation, because its tenant's limits have changed while it waited.
+        under another reservation, because its limits have changed while it waited.
 
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
         undone as soon as the late reply says what it was. Redis has the budget, and more time if this process itself
         was late lately; the call takes IN_ALL budgets at most. If no replica has room, the request waits for a grant,
         and makes no second call; a Reservation says that this gateway has placed it without the store. Raises NoRoom
-        if it may not wait, or has waited too long, and OverLimit if its tenant has used up a limit.
+        if it may not wait, or has waited too long, and OverLimit if an account has used up a limit.
         """
         began_s = time.monotonic() - request.waited_s
         if not self.seats.can_wait:
@@ -124,7 +124,7 @@ class Placer:
         again_s = _AGAIN_S
         while True:
             if isinstance(placement, Exhausted):
-                raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left)
+                raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left, placement.at)
             if isinstance(placement, Refusal):
                 raise NoRoom(placement.reason, placement.expected_ms / 1000)
             if not isinstance(placement, Seat):
@@ -334,7 +334,7 @@ class Placer:
             self.seats.leave(request)
 
     def was_counted(self, request: PlaceRequest) -> None:
-        """The store has counted this request for its tenant's limits, in another pool."""
+        """The store has counted this request for its limits, in another pool."""
         self._reservations.was_counted(request)
 
     def is_asked(self, reservation: str) -> bool:

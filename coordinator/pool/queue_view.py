@@ -20,7 +20,7 @@ _PARKED = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The requests of one tenant that wait in one line."""
+    """The requests of one tenant, or of one API key that has too many in flight, that wait in one line."""
 
     band: int
     """0 goes first."""
@@ -31,11 +31,12 @@ class Waiting:
     tried: list[str]
     """The replicas that failed to serve them."""
     tenant: str
+    """Of an API key, its account: `key:<id>`."""
     requests: int
     oldest_s: float
     """How long the first of them has waited."""
     why: str
-    """`concurrency`: the tenant has as many requests in flight as it may have. `no_room`: no replica has room.
+    """`concurrency`: it has as many requests in flight as it may have. `no_room`: no replica has room.
     `room_share`: some have, but not in the part of it that the band may use. `prefers`: one has, but the first request
     waits a little for another one, which holds its prompt."""
 
@@ -110,7 +111,7 @@ async def _line(pool: Pool, name: str, now_ms: int, lacks: str) -> list[Waiting]
 def _is_patient(head: Sequence[bytes], now_ms: int) -> bool:
     """Whether the first one in a line waits for a replica that holds its prompt: see lua/lib/queue.lua."""
     *_, key, until_ms = [b"-", b"0", *(head[0].split(b" ") if head else [])]
-    return key != b"-" and is_number(until_ms) and int(until_ms) > now_ms
+    return not key.startswith(b"-") and is_number(until_ms) and int(until_ms) > now_ms
 
 
 async def _rooms(pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s: float) -> list[Room]:

@@ -15,7 +15,7 @@ from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.unpoured_use import UnpouredUse
 
 _COUNTED_SOON_S = 0.02
-"""After this time the store hears of a request that was placed without it, if its tenant has limits."""
+"""After this time the store hears of a request that was placed without it, if it has limits."""
 
 Stated = tuple[str, str, str, int, str, str]
 """A reservation as `reassert` and `adopt` take it."""
@@ -79,7 +79,7 @@ class Reservations:
 
     def released(self, request: PlaceRequest, is_over: bool = False) -> None:
         """The store has given back the attempt before. A charge for it ends: the next one is charged for itself. What
-        it had reserved of its tenant's limits is the next one's; if the request `is_over`, that ends, too."""
+        it had reserved of limits is the next one's; if the request `is_over`, that ends, too."""
         if request.release:
             self._drop(request.release)
             self.settlements.soon("done", request.release, NOTHING)
@@ -88,7 +88,7 @@ class Reservations:
             request.has_released()
 
     def was_counted(self, request: PlaceRequest) -> None:
-        """The store has counted this request for its tenant's limits, although its placement came too late."""
+        """The store has counted this request for its limits, although its placement came too late."""
         request.has_counted()
         self._unpoured.was_counted(request.reservation)
         if (one := self.live.get(request.reservation)) is not None and one.budget is not None:
@@ -117,8 +117,8 @@ class Reservations:
 
     def adopt(self, reservation: Reservation) -> None:
         """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
-        before, the store only hears what it took of its tenant's limits. While a tenant with limits may have too much
-        elsewhere, that is told soon."""
+        before, the store only hears what it took of limits. While an account may have too much elsewhere, that is told
+        soon."""
         self.keep(reservation)
         self.settlements.to_adopt.add(reservation.id)
         if reservation.budget is not None and self._link.wire is not None and self._counting is None:

@@ -1,15 +1,16 @@
-"""What requests that a gateway let in by itself took of their tenants' limits, until the store has counted it. No I/O.
+"""What requests that a gateway let in by itself took of their accounts' limits, until the store has counted it. No I/O.
 
 A request that the store placed before it went away is told under its reservation. So is one whose placement was sent,
 and came too late: the store may have counted it, and counts it once. Requests for which nothing was sent are summed up
-for each tenant, as buckets that leak: what was used long ago, while the store was away, is free again.
+for each account, as buckets that leak: what was used long ago, while the store was away, is free again.
 """
 
 from __future__ import annotations
 
 import time
 
-from coordinator.placement import Budget, Used
+from coordinator.accounts import AccountLimits, Budget
+from coordinator.placement import Used
 
 _MINUTE_MS = 60_000.0
 
@@ -21,7 +22,7 @@ class UnpouredUse:
         self._of_requests: dict[str, Budget] = {}
         """By reservation: those that the store may know."""
         self._empty_at_ms: dict[tuple[str, str, int], float] = {}
-        """Tenant, kind and limit of a minute -> when this bucket is empty."""
+        """Account, kind and limit of a minute -> when this bucket is empty."""
         self.lost: set[str] = set()
         """Reservations whose placement was unanswered when the last connection was lost."""
 
@@ -38,14 +39,15 @@ class UnpouredUse:
             self._pour(budget, time.monotonic() * 1000)
 
     def _pour(self, budget: Budget, now_ms: float) -> None:
-        for kind, amount, per_min in (
-            ("tokens", budget.tokens, budget.tokens_per_min),
-            ("requests", budget.requests, budget.requests_per_min),
-        ):
-            if amount and per_min:
-                bucket = budget.tenant, kind, per_min
-                at_ms = max(now_ms, self._empty_at_ms.get(bucket, now_ms))
-                self._empty_at_ms[bucket] = at_ms + amount * _MINUTE_MS / per_min
+        for limits in budget.accounts:
+            for kind, amount, per_min in (
+                ("tokens", budget.tokens, limits.tokens_per_min),
+                ("requests", budget.requests, limits.requests_per_min),
+            ):
+                if amount and per_min:
+                    bucket = limits.account, kind, per_min
+                    at_ms = max(now_ms, self._empty_at_ms.get(bucket, now_ms))
+                    self._empty_at_ms[bucket] = at_ms + amount * _MINUTE_MS / per_min
 
     def was_counted(self, reservation: str) -> None:
         """The store has counted this request, and was given its tokens back."""
@@ -56,10 +58,13 @@ class UnpouredUse:
         """Everything, as `adopt` takes it."""
         now_ms = time.monotonic() * 1000
         told = [f"{reservation} {budget.text}" for reservation, budget in self._of_requests.items()]
-        for (tenant, kind, per_min), at_ms in self._empty_at_ms.items():
+        for (account, kind, per_min), at_ms in self._empty_at_ms.items():
             amount = max(0.0, at_ms - now_ms) * per_min / _MINUTE_MS
-            budget = Budget(tenant, round(amount), per_min, 0, 0)
-            told.append(f"- {(budget if kind == 'tokens' else Budget(tenant, 0, 0, amount, per_min)).text}")
+            if kind == "tokens":
+                budget = Budget((AccountLimits(account, tokens_per_min=per_min),), round(amount), 0)
+            else:
+                budget = Budget((AccountLimits(account, requests_per_min=per_min),), 0, amount)
+            told.append(f"- {budget.text}")
         self._of_requests.clear()
         self._empty_at_ms.clear()
         return told

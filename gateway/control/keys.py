@@ -1,7 +1,7 @@
 """Makes, lists, replaces and revokes the API keys that are kept in Redis, and shows who did.
 
 An admin's key may do this for all tenants. A key with `manages_keys` may do it for its own tenant. Nobody makes a key
-that can do more, may use more models, or lives longer than their own.
+that can do more, may use more models, has higher limits, or lives longer than their own.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gateway.records.record import DAY_MS, Record, Signer
 from gateway.records.record_book import MOST, ChangedMeanwhileError, RecordBook
 from gateway.request.keyring import Caller, Keyring
 from gateway.settings.base import Section
+from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
 _log = structlog.get_logger("kvgate.keys")
 
@@ -44,6 +45,7 @@ class NewKey(Section):
     admin: bool = False
     manages_keys: bool = False
     models: Annotated[list[_Name], Field(min_length=1, max_length=50)] | None = None
+    limits: AccountLimitSettings = NO_LIMITS
     expires_days: Annotated[float, Field(gt=0, le=_MOST_DAYS, allow_inf_nan=False)] | None = None
 
 
@@ -86,7 +88,8 @@ class Keys:
         if wanted.name in names:
             raise ApiError(409, "name_taken", "name: this tenant has a valid key of this name.", "name")
         text, key = self._new(signer, caller, wanted.name, tenant, models, wanted.expires_days)
-        key = replace(key, admin=wanted.admin, manages_keys=wanted.manages_keys)
+        _check_limits(caller.limits, wanted.limits)
+        key = replace(key, admin=wanted.admin, manages_keys=wanted.manages_keys, limits=wanted.limits)
         await self._put(caller, "create", [_record(signer, key)], key)
         return {"key": text, **self._told(key)}
 
@@ -100,9 +103,11 @@ class Keys:
         if old.models is None and caller.models is not None:
             raise _beyond("models", "models that yours may not use")
         models = self._models(caller, None if old.models is None else list(old.models))
+        _check_limits(caller.limits, old.limits)
         self._room_of(old.tenant)
         text, new = self._new(signer, caller, old.name, old.tenant, models, wanted.expires_days)
-        new = replace(new, admin=old.admin, manages_keys=old.manages_keys, in_place_of=old.id)
+        new = replace(new, admin=old.admin, manages_keys=old.manages_keys, limits=old.limits)
+        new = replace(new, account=old.account or old.id, in_place_of=old.id)
         ends_ms = min(old.expires_ms, int(now_ms + wanted.overlap_s * 1000))
         ended = replace(old, expires_ms=ends_ms, version=old.version + 1)
         await self._put(caller, "rotate", [_record(signer, new), _record(signer, ended)], new)
@@ -238,6 +243,19 @@ def _beyond(param: str, what: str) -> ApiError:
     return ApiError(403, "beyond_own_key", f"{param}: your key may not make a key for {what}.", param)
 
 
+def _check_limits(own: AccountLimitSettings, wanted: AccountLimitSettings) -> None:
+    """A key with a limit makes no key without it, or with a higher one."""
+    for name, most in own.model_dump(exclude_none=True).items():
+        value = getattr(wanted, name)
+        if value is None or value > most:
+            raise ApiError(
+                403,
+                "beyond_own_key",
+                f"limits.{name}: your key may not make a key with more than its own {most}: set it to {most} or less.",
+                f"limits.{name}",
+            )
+
+
 def _read(model: type[_Body], body: bytes) -> _Body:
     try:
         return model.model_validate_json(body or b"{}")
@@ -267,6 +285,7 @@ def _shown(key: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> dict
         "admin": key.admin,
         "manages_keys": key.manages_keys,
         "models": key.models,
+        "limits": key.limits.model_dump(exclude_none=True),
         "state": state_of(key, keys, now_ms),
         "expires_ms": key.expires_ms,
         "made_ms": key.made_ms,
@@ -283,6 +302,7 @@ def _of_configuration(caller: Caller) -> dict[str, Any]:
         "admin": caller.is_admin,
         "manages_keys": caller.manages_keys,
         "models": None if caller.models is None else sorted(caller.models),
+        "limits": caller.limits.model_dump(exclude_none=True),
         "state": "configured",
         "expires_ms": None,
         "made_ms": None,

@@ -21,7 +21,7 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.member import Member
 from gateway.routing.tenants import bands_of
 from gateway.settings.gateway_settings import GatewaySettings
-from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
+from gateway.settings.queue_settings import NO_LIMITS, TenantSettings
 
 _MOST_TENANTS = 200
 
@@ -172,7 +172,7 @@ class Operations:
 def _shown_tenant(tenant: TenantSettings, use: TenantUse | None, band: str) -> dict[str, Any]:
     """Where there is no limit, the limit is null, and so is what is used of it."""
     limits = tenant.limits
-    has_any = use is not None and limits != TenantLimitSettings()
+    has_any = use is not None and limits != NO_LIMITS
     return {
         "name": tenant.name,
         "band": tenant.priority or band,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gateway.records.record import Record
+from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
 KIND = "key"
 State = Literal["valid", "expired", "revoked"]
@@ -35,6 +36,10 @@ class KeyRecord:
     made_ms: int
     in_place_of: str = ""
     """The id of the key that it replaced at a rotation; empty if it was made anew."""
+    limits: AccountLimitSettings = NO_LIMITS
+    account: str = ""
+    """Under which id its use is counted, if that is another key's: that which was replaced first. So a key that is
+    replaced gets its limits once."""
     version: int = 1
     is_removed: bool = False
 
@@ -44,14 +49,18 @@ class KeyRecord:
 
     def facts(self) -> dict[str, Any]:
         """What its record says."""
-        return {name: value for name, value in asdict(self).items() if name not in _NOT_FACTS}
+        facts = {name: value for name, value in asdict(self).items() if name not in _NOT_FACTS}
+        return facts | {"limits": self.limits.model_dump(exclude_none=True)}
 
     @classmethod
     def read(cls, record: Record) -> KeyRecord:
-        """Raises TypeError for a record of another version that lacks something."""
+        """Raises TypeError or ValueError for a record of another version that lacks something, or has other limits."""
         known = {name: value for name, value in record.facts.items() if name in cls.__slots__}
         if known.get("models") is not None:
             known["models"] = tuple(known["models"])
+        told = known.get("limits") or {}
+        limits = {name: told[name] for name in AccountLimitSettings.model_fields if name in told}
+        known["limits"] = AccountLimitSettings(**limits)
         return cls(id=record.id, version=record.version, is_removed=record.is_removed, **known)
 
 
@@ -61,7 +70,7 @@ def key_records(records: Iterable[Record]) -> dict[str, KeyRecord]:
     for record in records:
         try:
             found[record.id] = KeyRecord.read(record)
-        except TypeError:
+        except (TypeError, ValueError):
             continue
     return found
 

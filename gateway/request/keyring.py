@@ -17,6 +17,7 @@ from gateway.errors import ApiError
 from gateway.records.key_record import KIND, is_revoked, key_records
 from gateway.records.record_book import RecordBook
 from gateway.settings.gateway_settings import ApiKey, SecuritySettings
+from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 _STEP_MS = 60_000
@@ -42,6 +43,10 @@ class Caller:
     """Of its API key: unlike the name, no other key has it."""
     is_recorded: bool = False
     """Whether its key was made while gateways ran: its tenant may have made any number of these."""
+    limits: AccountLimitSettings = NO_LIMITS
+    """Those of its API key."""
+    account: str = ""
+    """Under which id its use is counted: the keys of a rotation share one."""
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -104,7 +109,8 @@ class Keyring:
             if not is_revoked(key, keys):
                 models = None if key.models is None else frozenset(key.models)
                 sees = key.admin or self._expose_decisions
-                caller = Caller(key.tenant, sees, key.name, key.admin, key.manages_keys, models, key.id, True)
+                rights = key.admin, key.manages_keys, models
+                caller = Caller(key.tenant, sees, key.name, *rights, key.id, True, key.limits, key.account or key.id)
                 digest = bytes.fromhex(key.digest)
                 self._recorded[digest] = _Key(caller, digest, key.expires_ms)
         self._index()
@@ -115,7 +121,8 @@ class Keyring:
     def _configured_key(self, key: ApiKey) -> _Key:
         models = None if key.models is None else frozenset(key.models)
         sees = key.admin or self._expose_decisions
-        caller = Caller(key.tenant, sees, key.name, key.admin, key.manages_keys, models, key.name)
+        rights = key.admin, key.manages_keys, models
+        caller = Caller(key.tenant, sees, key.name, *rights, key.name, limits=key.limits, account=key.name)
         return _Key(caller, bytes.fromhex(key.sha256))
 
     def identify(self, headers: Mapping[str, str]) -> Caller:

@@ -19,6 +19,7 @@ from typing import Literal
 
 import structlog
 
+from coordinator.accounts import AccountLimits, Left
 from coordinator.errors import NoRoom
 from coordinator.placement import NOTHING, PlaceRequest, Reservation, Used
 from coordinator.pool.pool import Pool
@@ -42,7 +43,7 @@ class _Waiter:
     """A request that waits, here or on a seat."""
 
     def __init__(self, pool: Pool, request: PlaceRequest, is_new: bool = False) -> None:
-        """`is_new`: it was let in here, and the store has not counted it for its tenant's limits."""
+        """`is_new`: it was let in here, and the store has not counted it for its limits."""
         assert request.serving is not None
         now_s, since_ms = time.monotonic(), request.standing.since_ms
         since_s = pool.clock.moment_s(since_ms) if since_ms else None
@@ -131,7 +132,7 @@ class LocalQueue:
                 return waiter.answer.result()
             self._refuse_if_full(waiter)
             self._arm()
-            if self._elsewhere(request):
+            if any(map(self._elsewhere, _limiting(request))):
                 asyncio.get_running_loop().call_later(TOLD_MS / 1000, self._grant_all)
             try:
                 return await self._wait(waiter)
@@ -185,7 +186,7 @@ class LocalQueue:
             waiter.answer.set_result(None)
 
     def ask_again(self, reservation: str) -> None:
-        """The limits of its tenant have changed."""
+        """Its limits have changed."""
         waiter = self._waiting.get(reservation)
         if waiter is not None and not waiter.answer.done():
             waiter.answer.set_result("again")
@@ -202,42 +203,49 @@ class LocalQueue:
             pool.replicas_changed(serving_now)
         self._grant_all()
 
-    # -- limits of tenants -------------------------------------------------------------------------------------
+    # -- limits of accounts ------------------------------------------------------------------------------------
 
     def _charge(self, pool: Pool, request: PlaceRequest, is_retry: bool) -> None:
-        """Count what a request takes of its tenant's minute. Raises OverLimit. A request counts once: a retry takes
+        """Count what a request takes of its accounts' minutes. Raises OverLimit. A request counts once: a retry takes
         only the tokens that the attempt before gave back, and the store has counted one that had a seat."""
         limits = request.limits
         if limits is None or request.waited_s:
             return
-        tenant, now_ms = request.standing.tenant, time.monotonic() * 1000
+        now_ms = time.monotonic() * 1000
         if not is_retry:
-            self._buckets.let_in(tenant, limits, pool.gateways, now_ms)
+            self._buckets.let_in(limits, pool.gateways, now_ms)
         tokens = request.prompt_tokens + limits.output_tokens
-        self._buckets.reserve(request.reservation, tenant, tokens, limits, pool.gateways, now_ms)
+        self._buckets.reserve(request.reservation, tokens, limits, pool.gateways, now_ms)
 
     def _is_at_limit(self, pool: Pool, request: PlaceRequest) -> bool:
-        """Whether its tenant has all the requests in flight that it may have at this gateway."""
-        if request.limits is None or not request.limits.concurrency or not pool.seats.can_wait:
+        """Whether an account of it has all the requests in flight that it may have at this gateway."""
+        if not pool.seats.can_wait:
             return False
-        tenant, active, limit = request.standing.tenant, self._active(request), request.limits.concurrency
-        if active >= local_concurrency(limit, pool.gateways) or active + self._elsewhere(request) >= limit:
-            return True
-        # Others of its requests wait on seats, most likely because it has as many in flight as it may have.
         is_newcomer = request.reservation in self._waiting and not pool.seats.is_away
-        return is_newcomer and any(one.standing.tenant == tenant for one in pool.seats.requests())
+        for limits in _limiting(request):
+            active, limit = self._active(limits.account), limits.concurrency
+            if active >= local_concurrency(limit, pool.gateways) or active + self._elsewhere(limits) >= limit:
+                return True
+            # Others of its requests wait on seats, most likely because it has as many in flight as it may have.
+            if is_newcomer and any(
+                limits.account == one.account for each in pool.seats.requests() for one in _limiting(each)
+            ):
+                return True
+        return False
 
-    def _active(self, request: PlaceRequest) -> int:
-        """The requests in flight that its tenant has at this gateway."""
-        return sum(each.load.of_tenant.get(request.standing.tenant_text, 0) for each in self._pools.values())
+    def _active(self, account: str) -> int:
+        """The requests in flight that an account has at this gateway."""
+        return sum(each.load.of_account.get(account, 0) for each in self._pools.values())
 
-    def _elsewhere(self, request: PlaceRequest) -> int:
+    def _elsewhere(self, limits: AccountLimits) -> int:
         """Those at other gateways, as far as is known."""
-        return self._buckets.elsewhere(request.standing.tenant, time.monotonic() * 1000)
+        return self._buckets.elsewhere(limits.account, time.monotonic() * 1000)
 
-    def told(self, request: PlaceRequest, left: tuple[int, ...]) -> None:
-        """The store told what is left of the limits of a request's tenant."""
-        self._buckets.told(request.standing.tenant, left, self._active(request), time.monotonic() * 1000)
+    def told(self, request: PlaceRequest, left: tuple[Left, ...]) -> None:
+        """The store told what is left of the limits of a request's accounts."""
+        now_ms = time.monotonic() * 1000
+        for limits, of in zip(request.limits.accounts if request.limits else (), left, strict=True):
+            self._buckets.told(limits.account, of, self._active(limits.account), now_ms)
 
     # -- grants ------------------------------------------------------------------------------------------------
 
@@ -354,3 +362,8 @@ class LocalQueue:
             self._local.discard(pool.name)
             waiting = sum(one.pool is pool for one in self._waiting.values())
             _log.info("the store admits requests again", pool=pool.name, gateways=pool.gateways, waiting_here=waiting)
+
+
+def _limiting(request: PlaceRequest) -> list[AccountLimits]:
+    """The accounts of a request that limit requests in flight."""
+    return [each for each in request.limits.accounts if each.concurrency] if request.limits is not None else []

@@ -7,7 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.placement import PlaceRequest, Standing, TenantLimits
+from coordinator.accounts import Limits
+from coordinator.placement import PlaceRequest, Standing
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from gateway.request.reader import Job
@@ -78,7 +79,7 @@ class Questions:
             limits=limits,
         )
 
-    def _of_tenant(self, job: Job, since_ms: int) -> tuple[float, Standing, TenantLimits | None]:
+    def _of_tenant(self, job: Job, since_ms: int) -> tuple[float, Standing, Limits | None]:
         """The room that the request may use, its standing, its limits."""
         room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
         can_wait = job.prompt is not None and job.endpoint.computes_prompt
@@ -88,7 +89,7 @@ class Questions:
             has_turns = job.endpoint.stores_responses and job.max_output_tokens is None
             most_tokens = 0 if has_turns else job.choices * job.served.longest_tokens
             limits = self._tenants.limits_of(
-                job.caller.tenant, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
+                job.caller, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
             )
         return room_share if can_wait else 0.0, standing, limits
 

@@ -1,4 +1,4 @@
-"""How a client learns of its tenant's limits: the headers of OpenAI's API, and the refusal. Pure.
+"""How a client learns of the limits of its tenant and API key: the headers of OpenAI's API, and the refusal. Pure.
 
 Names and forms are those of https://platform.openai.com/docs/guides/rate-limits#rate-limits-in-headers: times are like
 `120ms`, `1.5s` and `1m3s`.
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 
+from coordinator.accounts import Left, Limits
 from coordinator.errors import OverLimit
-from coordinator.placement import TenantLimits
 from gateway.errors import ApiError
 
 
-def limit_headers(limits: TenantLimits, left: tuple[int, ...]) -> dict[str, str]:
-    """What is left of a tenant's limits. `left` is as in Placement."""
+def limit_headers(limits: Limits, left: tuple[Left, ...]) -> dict[str, str]:
+    """What is left of a request's limits: of requests and of tokens each, the figures of the account that has least
+    left; the tenant's if both have as much. `left` is as in Placement."""
     headers = {}
-    requests, requests_ms, tokens, tokens_ms = left[:4]
-    for name, limit, remaining, reset_ms in (
-        ("requests", limits.requests_per_min, requests, requests_ms),
-        ("tokens", limits.tokens_per_min, tokens, tokens_ms),
-    ):
-        if limit:
+    pairs = list(zip(limits.accounts, left, strict=True))
+    of_requests = [(of.requests_per_min, has.requests, has.requests_ms) for of, has in pairs if of.requests_per_min]
+    of_tokens = [(of.tokens_per_min, has.tokens, has.tokens_ms) for of, has in pairs if of.tokens_per_min]
+    for name, figures in (("requests", of_requests), ("tokens", of_tokens)):
+        if figures:
+            limit, remaining, reset_ms = min(figures, key=lambda figure: figure[1])
             headers[f"x-ratelimit-limit-{name}"] = str(limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
             headers[f"x-ratelimit-reset-{name}"] = duration(reset_ms)
@@ -36,10 +37,12 @@ def duration(ms: int) -> str:
     return (f"{minutes}m" if minutes else "") + f"{rest_ms / 1000:g}s"
 
 
-def rate_limited(error: OverLimit, limits: TenantLimits) -> ApiError:
-    """The answer to a request whose tenant has used up a limit."""
-    limit = limits.requests_per_min if error.limit == "requests" else limits.tokens_per_min
-    message = f"Rate limit reached: {limit} {error.limit} per minute. Retry in {duration(round(error.wait_s * 1000))}."
+def rate_limited(error: OverLimit, limits: Limits) -> ApiError:
+    """The answer to a request of which an account has used up a limit."""
+    account = limits.accounts[error.at]
+    limit = account.requests_per_min if error.limit == "requests" else account.tokens_per_min
+    whose, retry = "API key" if account.is_key else "tenant", duration(round(error.wait_s * 1000))
+    message = f"Rate limit of your {whose} reached: {limit} {error.limit} per minute. Retry in {retry}."
     headers = {
         "retry-after": str(max(1, math.ceil(error.wait_s))),
         "retry-after-ms": str(round(error.wait_s * 1000)),

@@ -123,7 +123,7 @@ class Router:
         self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None, first: First | None
     ) -> Ticket | None:
         """Asks the store, unless it has given its `first` answer. A request that it does not place takes room in this
-        gateway's share, or waits for it. It is asked again when the store is back, and when its tenant's limits have
+        gateway's share, or waits for it. It is asked again when the store is back, and when its limits have
         changed."""
         while True:
             self._asking[request.reservation] = job
@@ -241,9 +241,12 @@ class Router:
         self.choice.use(settings.policy.max_active_requests or 0)
         concerns_all = (before.policy, before.queue) != (settings.policy, settings.queue)
         old, new = ({each.name: each for each in told.tenants} for told in (before, settings))
+        old_keys, new_keys = (
+            {each.name: each.limits for each in told.security.api_keys} for told in (before, settings)
+        )
         for reservation, job in list(self._asking.items()):
-            name = job.caller.tenant or NOBODY
-            if concerns_all or old.get(name) != new.get(name):
+            name, key = job.caller.tenant or NOBODY, job.caller.id
+            if concerns_all or old.get(name) != new.get(name) or old_keys.get(key) != new_keys.get(key):
                 self._store.pool(job.served.pool).seats.send_away(reservation, AGAIN)
                 self._local.ask_again(reservation)
 
@@ -295,7 +298,7 @@ class Router:
 
 
 def _give_back(last: Ticket) -> None:
-    """What a failed attempt had reserved of its tenant's limits is the next one's."""
+    """What a failed attempt had reserved of limits is the next one's."""
     last.used = NOTHING
     last.done()
 

@@ -1,12 +1,14 @@
-"""What a request's tenant means for it: band, weight and limits, and what its answer most likely takes."""
+"""What a request's tenant and API key mean for it: band, weight and limits, and what its answer most likely takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.placement import Standing, TenantLimits, Used
+from coordinator.accounts import AccountLimits, Limits, account_of_key, account_of_tenant
+from coordinator.placement import Standing, Used
+from gateway.request.keyring import Caller
 from gateway.settings.gateway_settings import GatewaySettings
-from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
+from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings, TenantSettings
 
 NOBODY = "-"
 """The tenant of all callers if no API keys are configured."""
@@ -19,7 +21,6 @@ _NEWEST = 0.1
 _LONGER, _SHORTER = 1.495, 0.995
 """A step up is 99 times as large as one down, so one of a hundred answers is longer than the number that makes them."""
 _MAX_TENANTS = 10_000
-_NO_LIMITS = TenantLimitSettings()
 _LEAVES_ROOM, _FEW_SLOTS = 0.8, 5
 """The share of the room for a band that leaves some to those before it. Of fewer slots than these, it would leave much
 more than a fifth: so the default band, which most requests have, leaves none."""
@@ -45,6 +46,7 @@ class Tenants:
         self._wait_ms, self._starve_ms = int(self._queue.wait_s * 1000), int(self._queue.starve_s * 1000)
         self._bands = bands_of(settings)
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
+        self._keys = {key.name: key.limits for key in settings.security.api_keys}
 
     def of(self, tenant: str | None, max_output_tokens: int | None, since_ms: int = 0) -> tuple[float, Standing]:
         """The part of a replica's room that a tenant's request may use, and its standing. Its answer has no more tokens
@@ -61,28 +63,33 @@ class Tenants:
 
     def limits_of(
         self,
-        tenant: str | None,
+        caller: Caller,
         max_output_tokens: int | None,
         can_wait: bool,
         most_tokens: int = 0,
         prompt_tokens: int = 0,
-    ) -> TenantLimits | None:
-        """The limits of a tenant, for a request whose answer has no more tokens than `max_output_tokens`; None if there
-        are none. The engine computes no more than `most_tokens` for it, its prompt included; 0: not known. A request
-        that cannot wait counts, but is never kept waiting."""
-        known = self._tenants.get(tenant or NOBODY)
-        if known is None or known.limits == _NO_LIMITS:
+    ) -> Limits | None:
+        """The limits of a caller's tenant and API key, for a request whose answer has no more tokens than
+        `max_output_tokens`; None if there are none. The engine computes no more than `most_tokens` for it, its prompt
+        included; 0: not known. A request that cannot wait counts, but is never kept waiting."""
+        tenant, accounts = caller.tenant or NOBODY, []
+        of_tenant = self._tenants.get(tenant, _UNLISTED).limits
+        # Those of a configured key may have changed since the caller was identified.
+        of_key = caller.limits if caller.is_recorded else self._keys.get(caller.id, NO_LIMITS)
+        if of_tenant != NO_LIMITS:
+            accounts.append(_account(account_of_tenant(tenant), of_tenant, can_wait))
+        if of_key != NO_LIMITS:
+            accounts.append(_account(account_of_key(caller.account), of_key, can_wait))
+        if not accounts:
             return None
-        limits = known.limits
         tokens = max_output_tokens
         if tokens is None:
-            tokens = round(self._long_tokens.get(known.name, _ASSUMED_OUTPUT_TOKENS))
+            tokens = round(self._long_tokens.get(tenant, _ASSUMED_OUTPUT_TOKENS))
         if most_tokens:
             tokens = min(tokens, max(0, most_tokens - prompt_tokens))
-        concurrency = limits.concurrency or 0
-        if not can_wait:  # its prompt is not read
-            tokens, concurrency = tokens if max_output_tokens is not None else 0, 0
-        return TenantLimits(concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0, tokens, most_tokens)
+        if not can_wait and max_output_tokens is None:  # its prompt is not read
+            tokens = 0
+        return Limits(tuple(accounts), tokens, most_tokens)
 
     def used(self, tenant: str | None, uncached_tokens: int, output_tokens: int) -> Used:
         """What a tenant's answer took."""
@@ -119,6 +126,11 @@ class Tenants:
     def bands(self) -> Sequence[str]:
         """The names of the bands; the first one goes first."""
         return list(self._bands)
+
+
+def _account(account: str, limits: AccountLimitSettings, can_wait: bool) -> AccountLimits:
+    concurrency = limits.concurrency or 0 if can_wait else 0
+    return AccountLimits(account, concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0)
 
 
 def bands_of(settings: GatewaySettings) -> dict[str, tuple[int, float]]:

@@ -103,7 +103,7 @@ class Ticket:
 
     @property
     def limit_headers(self) -> dict[str, str]:
-        """What is left of the tenant's limits; empty if it has none, or the store did not decide."""
+        """What is left of the request's limits; empty if it has none, or the store did not decide."""
         limits, placed = self.request.limits, self.placement
         return limit_headers(limits, placed.left) if limits is not None and placed is not None and placed.left else {}
 

@@ -27,7 +27,7 @@ from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
 from gateway.settings.model_settings import ModelSettings, check_models
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
-from gateway.settings.queue_settings import QueueSettings, TenantSettings
+from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings, QueueSettings, TenantSettings
 from gateway.settings.tracing_settings import TracingSettings
 
 # The field that each variable of the environment overrides.
@@ -120,6 +120,7 @@ class ApiKey(Section):
     admin: bool = False
     manages_keys: bool = False
     models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    limits: AccountLimitSettings = Field(default=NO_LIMITS)
 
 
 class SecuritySettings(Section):

@@ -66,12 +66,15 @@ class QueueSettings(Section):
         return self
 
 
-class TenantLimitSettings(Section):
-    """What one tenant may have over all gateways."""
+class AccountLimitSettings(Section):
+    """What one tenant, or one API key, may have over all gateways."""
 
     concurrency: Count | None = None
     requests_per_min: Annotated[int, Field(ge=1, le=MAX_PER_MIN)] | None = None
     tokens_per_min: Annotated[int, Field(ge=1, le=MAX_PER_MIN)] | None = None
+
+
+NO_LIMITS = AccountLimitSettings()
 
 
 class TenantSettings(Section):
@@ -80,7 +83,7 @@ class TenantSettings(Section):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1
     priority: Slug | None = None
-    limits: TenantLimitSettings = Field(default=TenantLimitSettings())
+    limits: AccountLimitSettings = Field(default=NO_LIMITS)
 
     @field_validator("name")
     @classmethod

@@ -161,18 +161,24 @@ async def test_a_removed_admin_key_watches_no_longer(cluster: Cluster, http: htt
     assert await are(http, cluster, "ops-key-0123456789", 401)
 
 
-async def test_a_raised_limit_lets_queued_requests_go(cluster: Cluster, http: httpx.AsyncClient, file: Path) -> None:
+@pytest.mark.parametrize(("account", "per_min"), [("team", 1000), ("key:old", 2000)])
+async def test_a_raised_limit_lets_queued_requests_go(
+    cluster: Cluster, http: httpx.AsyncClient, file: Path, account: str, per_min: int
+) -> None:
     def limited(concurrency: int) -> dict[str, Any]:
-        return configured(OLD, OPS, tenants=[{"name": "team", "limits": {"concurrency": concurrency}}])
+        limits = {"limits": {"concurrency": concurrency, "requests_per_min": per_min}}
+        if account == "team":
+            return configured(OLD, OPS, tenants=[{"name": "team", **limits}])
+        return configured(OLD | limits, OPS)
 
-    async def queued(tenants: int) -> bool:
+    async def queued(accounts: int) -> bool:
         found = await http.get(f"{url}/v1/queue", headers={"authorization": "Bearer ops-key-0123456789"})
-        return found.text.count('"tenant":"team"') == tenants
+        return found.text.count(f'"tenant":"{account}"') == accounts
 
     url = cluster.gateway_urls[0]
     http.headers["authorization"] = "Bearer old-key-0123456789"
     write(file, limited(1))
-    await eventually(lambda: are_limited(http, cluster))
+    await eventually(lambda: are_limited(http, cluster, per_min))
     async with held_stream(http, url, prose("long"), max_tokens=4000) as stream:
         waiting = asyncio.ensure_future(http.post(url + CHAT, json=chat(prose("queued"), 2)))
         await eventually(lambda: queued(1))
@@ -181,13 +187,10 @@ async def test_a_raised_limit_lets_queued_requests_go(cluster: Cluster, http: ht
         assert await stream.goes_on(), "it was not waited for"
 
 
-async def are_limited(http: httpx.AsyncClient, cluster: Cluster) -> bool:
-    """Whether all gateways have read the tenant's limit."""
-    digests = {each["tenants"] for each in await fingerprints(http, cluster)}
-    return len(digests) == 1 and digests != {_NO_TENANTS}
-
-
-_NO_TENANTS = build_settings({}, {}).fingerprint()["tenants"]
+async def are_limited(http: httpx.AsyncClient, cluster: Cluster, per_min: int) -> bool:
+    """Whether all gateways have read the limits with so many requests a minute."""
+    answers = [await http.post(url + CHAT, json=chat("hi", 1)) for url in cluster.gateway_urls]
+    return {answer.headers.get("x-ratelimit-limit-requests") for answer in answers} == {str(per_min)}
 
 
 async def test_limits_are_raised_under_load(cluster: Cluster, http: httpx.AsyncClient, file: Path) -> None:

@@ -14,12 +14,13 @@ import redis.asyncio as redis
 from coordinator.errors import OverLimit, StoreLate
 from coordinator.keys import PoolKeys
 from coordinator.maintenance.repair import Repair
-from coordinator.placement import Placement, PlaceRequest, Reservation, TenantLimits, Used
+from coordinator.placement import Placement, PlaceRequest, Reservation, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool import seats
 from coordinator.pool.pool import Pool
 from coordinator.pool.tenant_use import TenantUse, read_use
 from coordinator.redis.wire import Wire, load_scripts
+from tests.account_limits import limits_of
 from tests.coordinator.queueing import asking, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms, standing_still
 from tests.polling import eventually
@@ -32,7 +33,7 @@ PLENTY = PolicyKnobs()
 def limited(name: str, tenant: str = "t", *, knobs: PolicyKnobs = PLENTY, **limits: int) -> PlaceRequest:
     """A request of a tenant with these limits, for which all replicas have room."""
     asked = asking(name, knobs, tenant=tenant, keys=chain(name))
-    asked.limits = TenantLimits(**limits)
+    asked.limits = limits_of(tenant, **limits)
     return asked
 
 
@@ -92,7 +93,7 @@ async def test_however_many_tenants_are_at_their_limits_others_get_the_room(
 
     def of(tenant: str, name: str, **limits: int) -> PlaceRequest:
         asked = asking(f"{tenant}-{name}", knobs, tenant=tenant, band=1, starve_ms=starve_ms, keys=chain(tenant, name))
-        asked.limits = TenantLimits(**limits)
+        asked.limits = limits_of(tenant, **limits)
         return asked
 
     async with two_gateways(redis_server, 1) as (one, other):
@@ -170,8 +171,8 @@ async def test_a_retry_keeps_its_slot_and_pays_once(redis_server: RedisServer, c
         again.release, again.tried = "first", (first.replica,)
         second = await placed(one, again)
         assert second.replica != first.replica
-        assert second.left[0] == first.left[0] == 9
-        assert abs(second.left[2] - first.left[2]) < 100
+        assert second.left[0].requests == first.left[0].requests == 9
+        assert abs(second.left[0].tokens - first.left[0].tokens) < 100
         assert await active(client) == 1
         assert await client.hkeys(KEYS.budgets("gw0")) == ["again"]
         one.done("again", Used(0, 0))
@@ -198,16 +199,16 @@ async def test_requests_a_minute_are_a_leaky_bucket_for_all_gateways(
         left = []
         for number in range(3):
             placement = await placed((one, other)[number % 2], limited(f"r{number}", requests_per_min=3))
-            left.append(placement.left[0])
+            left.append(placement.left[0].requests)
         assert left == [2, 1, 0]
         with pytest.raises(OverLimit) as refused:
             await other.place(limited("r3", requests_per_min=3))
         assert refused.value.limit == "requests"
         assert 19 < refused.value.wait_s <= 20
-        assert refused.value.left[0] == 0
-        assert 59_000 < refused.value.left[1] <= MINUTE_MS
+        assert refused.value.left[0].requests == 0
+        assert 59_000 < refused.value.left[0].requests_ms <= MINUTE_MS
         await later(client, "requests", refused.value.wait_s)
-        assert (await placed(one, limited("r4", requests_per_min=3))).left[0] == 0
+        assert (await placed(one, limited("r4", requests_per_min=3))).left[0].requests == 0
         with pytest.raises(OverLimit):
             await one.place(limited("r5", requests_per_min=3))
 
@@ -226,12 +227,12 @@ async def test_tokens_a_minute_are_reserved_and_then_corrected_once(
         limits = {"tokens_per_min": 6000, "output_tokens": 500}
         placement = await placed(one, limited("a", **limits))
         reserved = placement.backlog_tokens + 500
-        assert placement.left[2] == 6000 - reserved
+        assert placement.left[0].tokens == 6000 - reserved
         one.done("a", Used(9, 100))
         await drained(one)
         one.reservations.forget("a")  # settled twice
         await drained(one)
-        after = (await placed(other, limited("b", **limits))).left[2]
+        after = (await placed(other, limited("b", **limits))).left[0].tokens
         assert abs(after - (6000 - 100 - reserved)) < 30, "what leaked meanwhile"
 
 
@@ -243,7 +244,7 @@ async def test_no_more_is_left_than_the_limit_allows(redis_server: RedisServer, 
         await drained(one)
         with pytest.raises(OverLimit) as refused:
             await other.place(limited("next", **limits))
-        assert refused.value.left[2] == 200_000
+        assert refused.value.left[0].tokens == 200_000
 
 
 async def test_a_huge_estimate_gives_back_no_more_than_it_took(redis_server: RedisServer, client: redis.Redis) -> None:
@@ -254,7 +255,7 @@ async def test_a_huge_estimate_gives_back_no_more_than_it_took(redis_server: Red
         await placed(one, limited("huge", output_tokens=10_000_000, **limits))
         one.done("huge", Used(0, 0))
         await drained(one)
-        left = (await placed(one, limited("next", output_tokens=0, **limits))).left[2]
+        left = (await placed(one, limited("next", output_tokens=0, **limits))).left[0].tokens
         assert 1500 < left < 2100
 
 
@@ -316,7 +317,7 @@ async def test_the_last_request_may_overfill_the_bucket_and_the_next_one_waits_f
 ) -> None:
     async with two_gateways(redis_server) as (one, other):
         big = await placed(one, limited("big", tokens_per_min=1000, output_tokens=3000))
-        assert big.left[2] == 0
+        assert big.left[0].tokens == 0
         with pytest.raises(OverLimit) as refused:
             await other.place(limited("next", tokens_per_min=1000))
         assert refused.value.limit == "tokens"
@@ -381,8 +382,8 @@ async def test_what_a_gateway_let_in_by_itself_counts_once_whatever_became_of_it
         await drained(one)
         assert await client.hgetall(KEYS.budgets("gw0")) == {}
         left = (await placed(other, limited("next", **limits))).left
-        assert left[0] == 10 - 2
-        assert abs(left[2] - (60_000 - 300 - 900)) < 1000
+        assert left[0].requests == 10 - 2
+        assert abs(left[0].tokens - (60_000 - 300 - 900)) < 1000
 
 
 async def is_known(client: redis.Redis, reservation: str) -> bool:
@@ -406,8 +407,8 @@ async def test_what_was_used_while_the_store_was_away_counts_when_it_is_back(
         one.attach(wire, one.link.allow_oom)
         await drained(one)
         left = (await placed(other, limited("next", **limits | {"output_tokens": 0}))).left
-        assert left[0] == 10 - 5
-        assert abs(left[2] - (6000 - 500 - 3 * 700)) < 700
+        assert left[0].requests == 10 - 5
+        assert abs(left[0].tokens - (6000 - 500 - 3 * 700)) < 700
 
 
 async def test_a_request_that_leaves_the_queue_gives_its_tokens_back(
@@ -415,7 +416,7 @@ async def test_a_request_that_leaves_the_queue_gives_its_tokens_back(
 ) -> None:
     async with two_gateways(redis_server) as (one, other):
         limits = {"concurrency": 1, "tokens_per_min": 6000, "output_tokens": 500}
-        before = (await placed(one, limited("first", **limits))).left[2]
+        before = (await placed(one, limited("first", **limits))).left[0].tokens
         gone = await queued(client, other, limited("gone", **limits))
         gone.cancel()
         await asyncio.wait([gone])
@@ -423,7 +424,7 @@ async def test_a_request_that_leaves_the_queue_gives_its_tokens_back(
         one.done("first", Used(0, 0))
         await drained(one)
         assert await client.exists(KEYS.budgets("gw1")) == 0
-        assert (await placed(other, limited("next", **limits))).left[2] >= before
+        assert (await placed(other, limited("next", **limits))).left[0].tokens >= before
 
 
 async def test_a_dead_gateway_gives_slots_back_and_one_that_comes_back_is_counted_again(
@@ -444,7 +445,7 @@ async def test_a_dead_gateway_gives_slots_back_and_one_that_comes_back_is_counte
         one.done("lost", Used(0, 40))
         await drained(one)
         assert await active(client) == 1
-        left = (await placed(one, limited("next", tokens_per_min=100_000))).left[2]
+        left = (await placed(one, limited("next", tokens_per_min=100_000))).left[0].tokens
         assert abs(left - (100_000 - 40 - 2 * 100)) < 300
 
 

@@ -18,7 +18,7 @@ from coordinator.errors import StoreError
 from coordinator.maintenance import repair
 from coordinator.maintenance.repair import FULL_EVERY_MS
 from coordinator.maintenance.worker import Worker
-from coordinator.placement import Placement, Reservation, Standing, TenantLimits
+from coordinator.placement import Placement, Reservation, Standing
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
 from coordinator.pool.object_owners import find, remember
@@ -26,6 +26,7 @@ from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool
 from coordinator.subset import Subset
+from tests.account_limits import limits_of
 from tests.cluster.ledger import Ledger
 from tests.coordinator.stage import KEYS, chain, drained, place, register, replica, request
 from tests.coordinator.stream import attend, gains, linked, say_all
@@ -39,7 +40,7 @@ VALUES = (
     *("life1 resident gpu nan 0 nan 1 1 1", "life1 claim gpu -1 x 1 1", "0-1 x", "99999999999999999999-1 5"),
 )
 PROMPT = chain("garbage", 1, 2, 3)
-LIMITS = TenantLimits(concurrency=10**15, tokens_per_min=10**12)  # nothing that can be read is as much
+LIMITS = limits_of(concurrency=10**15, tokens_per_min=10**12)  # nothing that can be read is as much
 DIGEST = Subset.of(["r0", "r1"]).digest
 QUEUE = (f"turns:0 {DIGEST}", f"line:0 {DIGEST} -", "grants:gw0", "heard:gw0")
 HASHES = {

@@ -12,11 +12,12 @@ import redis.asyncio as redis
 
 from coordinator.errors import StoreLate
 from coordinator.keys import shares_key, stays_key
-from coordinator.placement import Placement, Reservation, TenantLimits
+from coordinator.placement import Placement, Reservation
 from coordinator.pool.pool import Pool
 from coordinator.pool.routed import STAY_MS, Split, Way, choose_way
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.subset import Subset
+from tests.account_limits import limits_of
 from tests.coordinator.stage import KEYS, chain, drained, numbers, register, request, standing_still
 from tests.redis_server import RedisServer
 
@@ -83,7 +84,7 @@ async def test_a_request_counts_once_although_its_gateway_took_another_way_than_
     await choose_way([way(pool, 1, "warm up", "r0"), way(other, 2, "warm up", "r0")], SPLIT._replace(model="warm-up"))
     ways = [way(pool, 1, "late", "r0"), way(other, 2, "late", "r0")]
     for each in ways:
-        each.request.limits = TenantLimits(requests_per_min=10)
+        each.request.limits = limits_of(requests_per_min=10)
     with standing_still(redis_server):
         pool.placer.budget_s = 0.05
         pool.clock.forget()
@@ -96,10 +97,10 @@ async def test_a_request_counts_once_although_its_gateway_took_another_way_than_
     other.reservations.count_adopted()
     await drained(other)
     assert await client.hget(shares_key(), FIELD), "the choice was made"
-    following = request("next", chain("next"), limits=TenantLimits(requests_per_min=10))
+    following = request("next", chain("next"), limits=limits_of(requests_per_min=10))
     placement = await pool.place(following)
     assert placement is not None
-    assert placement.left[0] == 10 - 2
+    assert placement.left[0].requests == 10 - 2
 
 
 async def test_any_turns_in_a_row_as_many_as_the_weights_sum_are_shared_by_weight(pool: Pool) -> None:

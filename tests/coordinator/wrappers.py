@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY
 
+from coordinator.accounts import AccountLimits, Budget, Limits
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.errors import StoreDown, StoreError
@@ -16,7 +17,7 @@ from coordinator.keys import PoolKeys
 from coordinator.maintenance.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
 from coordinator.maintenance.reaper import Reaper
 from coordinator.maintenance.repair import Repair
-from coordinator.placement import Budget, Placement, PlaceRequest, Reservation, Standing, TenantLimits, Used
+from coordinator.placement import Placement, PlaceRequest, Reservation, Standing, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
@@ -106,14 +107,16 @@ async def _gateway_calls(wire: Recorder) -> None:
         answer=(1, 2),
         room_share=0.5,
         standing=Standing(1, "te nant", 2.5, 93, 94, 95, 96),
-        limits=TenantLimits(14, 15, 16, 17),
+        limits=Limits((AccountLimits("te%20nant", 14, 15, 16), AccountLimits("key:k", 18, 19, 20)), 17),
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
     pool._version = "83-84"
     pool.held = Held(85, 86)
-    pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", Budget("tenant", 32, 33, 1, 34)))
-    pool.reservations._unpoured.add("spent", Budget("tenant", 35, 36, 1, 37), None, True)
+    pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", Budget((AccountLimits("tenant", 0, 34, 33),), 32, 1)))
+    pool.reservations._unpoured.add(
+        "spent", Budget((AccountLimits("tenant", 0, 37, 36), AccountLimits("key:k", 0, 39, 38)), 35, 1), None, True
+    )
     pool.reservations.count_adopted()
     pool.reassert()
     ways = [Way(pool.placer, asked, "v1", 9), Way(pool.placer, replace(asked, prompt_tokens=12), "v2", 1)]
@@ -166,7 +169,18 @@ async def _agent_calls(wire: Recorder) -> None:
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
         *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1]),
-        *(" ".join(_KEYS), 1, 2, _SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17 0", 7, 9),
+        *(
+            " ".join(_KEYS),
+            1,
+            2,
+            _SHAPE,
+            1,
+            0.5,
+            "1 te%20nant 2.5 93 94 95 96",
+            "17 0 / te%20nant 14 15 16 / key:k 18 19 20",
+            7,
+            9,
+        ),
     ],
     "declare": [_OTHERS.digest, 2, 5000, 5000, "s1", "s2"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],
@@ -174,8 +188,11 @@ ARGUMENTS: dict[str, list[Any]] = {
     "settle": ["gw0", "done", "adopted", "97 98"],
     "leave": ["gw0", "res"],
     "requeue": ["gw0", _OTHERS.digest, "res"],
-    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "tenant 32 33 0.000 34"],
-    "adopt": ["gw0", 2, 1, "spent tenant 35 36 1.000 37", "adopted", "r0", "life1", 31, "tip", "tenant 32 33 1.000 34"],
+    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "32 0.000 / tenant 33 34"],
+    "adopt": [
+        *("gw0", 2, 1, "spent 35 1.000 / tenant 36 37 / key:k 38 39"),
+        *("adopted", "r0", "life1", 31, "tip", "32 1.000 / tenant 33 34"),
+    ],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],
     "reap": ["gw1", 128],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],

@@ -8,8 +8,8 @@
 
 local MOST_HEADS, MOST_LINES, LOOKED_AT, SOON_MS = 16, 64, 64, 1000
 
--- The parked tenant of a line that was not tried for longest; nil if all were tried in this millisecond. One that was
--- parked before the clock went back counts, too.
+-- The parked tenant or account of a line that was not tried for longest; nil if all were tried in this millisecond. One
+-- that was parked before the clock went back counts, too.
 local function parked_turn(base, name, now)
   local turns = base .. 'turns:' .. name
   local function first(from, to)
@@ -19,32 +19,52 @@ local function parked_turn(base, name, now)
     first(string.format('(%d', PARKED + now + SOON_MS), '+inf')
 end
 
-local function unpark_in(base, name, tenant)
+local function unpark_in(base, name, holder)
+  if is_account(holder) then
+    return unpark_seat(base, name, holder)
+  end
   local turns = base .. 'turns:' .. name
-  local tag = redis.pcall('ZSCORE', turns, tenant)
+  local tag = redis.pcall('ZSCORE', turns, holder)
   if type(tag) == 'string' and is_parked(tonumber(tag)) then
-    redis.pcall('ZADD', turns, 'XX', start_tag(base, tonumber(string.match(name, '^%d+')), tenant), tenant)
+    redis.pcall('ZADD', turns, 'XX', start_tag(base, tonumber(string.match(name, '^%d+')), holder), holder)
   end
 end
 
--- A parked tenant has one request less in flight.
-local function unpark(base, tenant)
+-- These accounts have one request less in flight.
+local function unpark(base, accounts)
   for _, line in ipairs(waiting_lines(base)) do
-    unpark_in(base, line.name, tenant)
+    for _, account in ipairs(accounts) do
+      unpark_in(base, line.name, account.name)
+    end
   end
+end
+
+local at_limit = {}
+
+-- An account has too many requests in flight for the first request of a `holder`.
+local function hold_back(base, name, holder, member, account, now)
+  if account ~= holder and is_account(account) then
+    at_limit[account] = true
+    return park_seat(base, name, holder, account, member, now)
+  elseif account ~= holder then -- its key would let it in: the end of a request of its tenant lets it go
+    unpark_seat(base, name, holder)
+    park(base, name, account, now)
+  end
+  park(base, name, holder, now)
 end
 
 -- Tries to place a request of a line. Returns "granted", "gone" (it is not there any more), "waits", "prefers" (a replica
--- that has no room holds more of its prompt) or "blocked" (its tenant has too many requests in flight). If it is granted,
--- also whether its replica has room for another one. With `takes_all_room`, its band's part of the room does not count,
+-- that has no room holds more of its prompt) or "blocked", and the account that has too many requests in flight. If it is
+-- granted, also whether its replica has room for another one. With `takes_all_room`, its band's part of the room does not count,
 -- and it prefers none. `freed`: as in grant_turns.
-local function try_seat(base, name, tenant, member, now, freed, takes_all_room, was_parked)
+local function try_seat(base, name, holder, member, now, freed, takes_all_room, was_parked)
   local gateway, id = string.match(member, '^(%S+) (%S+) %S+ %d+$')
   local seat = gateway and seat_of(base, gateway, id)
   local epoch = gateway and string.match(field_of(base .. 'gateways', gateway) or '', '^%d+')
   local is_over = not epoch or epoch == '0' or field_of(base .. 'flight:' .. gateway, id)
-  if is_over or not seat or seat.tenant ~= tenant or string.format('%d %s', seat.band, seat.queue) ~= name then
-    leave_line(base, name, tenant, member, seat)
+  local is_its = seat and (seat.tenant == holder or seat.account == holder)
+  if is_over or not is_its or string.format('%d %s', seat.band, seat.queue) ~= name then
+    leave_line(base, name, holder, member, seat)
     if gateway then
       redis.pcall('HDEL', base .. 'seats:' .. gateway, id)
     end
@@ -58,49 +78,53 @@ local function try_seat(base, name, tenant, member, now, freed, takes_all_room, 
     reply = { 'lost' } -- its gateway places it again
   end
   if reply[1] == 'wait' or reply[1] == 'blocked' or reply[1] == 'prefers' then
-    return reply[1] == 'wait' and 'waits' or reply[1]
+    return reply[1] == 'wait' and 'waits' or reply[1], reply[2]
   end
   if reply[1] == 'ok' then
     local tokens = reply[11] + (tonumber(seat.output_tokens) or 0)
     local weight, starves_ms = tonumber(seat.weight) or 1, now + (tonumber(seat.starve_ms) or 0)
-    charge(base, gateway, id, seat.band, tenant, weight, tokens, now, starving_at(seat.band, starves_ms))
+    charge(base, gateway, id, seat.band, seat.tenant, weight, tokens, now, starving_at(seat.band, starves_ms))
     if not was_parked then -- it waited for its own requests
       note_pace(base, seat.queue, now)
     end
   end
   redis.pcall('HDEL', base .. 'seats:' .. gateway, id)
-  leave_line(base, name, tenant, member, seat)
+  leave_line(base, name, holder, member, seat)
   local waited_ms = math.max(0, now - (tonumber(seat.since_ms) or now))
   write('RPUSH', base .. 'grants:' .. gateway, cjson.encode({ id, waited_ms, reply }))
   return 'granted', seat.settings.has_more
 end
 
--- The first request of a tenant that one of the replicas in `freed` fits: the replica holds the key that the request waits
+-- The first request of a line that one of the replicas in `freed` fits: the replica holds the key that the request waits
 -- for, nobody holds it any more, or the request has waited long enough for those that do. nil if none of the first
 -- LOOKED_AT does. If it is not known where room came, it is the first one that waits for no key: those that do must not
--- hide it. `is_empty` if nobody is there.
-local function fitting(base, line, freed, now)
-  local head, holds = nil, {}
-  for from = 0, 1 do -- most often the first one fits, so it is looked at alone
-    local members = redis.pcall('ZRANGE', line, from, from * (LOOKED_AT - 1))
-    head = head or members[1]
+-- hide it. Requests of an account that was just found to have too many in flight are parked. `is_empty` if nobody is there.
+local function fitting(base, name, holder, freed, now)
+  local line, head, holds, passed = line_key(base, name, holder), nil, {}, 0
+  for many = 1, LOOKED_AT, LOOKED_AT - 1 do -- most often the first one fits, so it is looked at alone
+    local members = redis.pcall('ZRANGE', line, passed, passed + many - 1)
     for i = 1, #members do
-      local key, until_ms = string.match(members[i], ' (%S+) (%d+)$')
-      if not key or key == '-' or patient_until(tonumber(until_ms), now) <= now then
-        return members[i]
-      end
-      if freed and holds[key] == nil then -- many may wait for one key
-        holds[key] = redis.call('EXISTS', base .. 'own:' .. key) == 0
-        for j = 1, holds[key] and 0 or #freed do
-          holds[key] = holds[key] or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
+      local key, account, until_ms = string.match(members[i], ' ([^%s/]+)/?(%S*) (%d+)$')
+      if account and account ~= holder and at_limit[account] then
+        park_seat(base, name, holder, account, members[i], now)
+      else
+        head, passed = head or members[i], passed + 1
+        if not key or key == '-' or patient_until(tonumber(until_ms), now) <= now then
+          return members[i]
         end
-      end
-      if holds[key] then
-        return members[i]
+        if freed and holds[key] == nil then -- many may wait for one key
+          holds[key] = redis.call('EXISTS', base .. 'own:' .. key) == 0
+          for j = 1, holds[key] and 0 or #freed do
+            holds[key] = holds[key] or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
+          end
+        end
+        if holds[key] then
+          return members[i]
+        end
       end
     end
   end
-  return not freed and head or nil, head == nil
+  return not freed and head or nil, head == nil and size_of(line) == 0
 end
 
 -- Grants in one line as long as there is room: `most` seats, not counting those that leave room for another one. All
@@ -122,7 +146,7 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
       break
     end
     heads = heads - 1
-    local member, is_empty = fitting(base, line_key(base, name, tenant), freed, now)
+    local member, is_empty = fitting(base, name, tenant, freed, now)
     if is_empty then
       redis.pcall('ZREM', base .. 'turns:' .. name, tenant)
     else
@@ -134,7 +158,7 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
         is_full = true
         break
       elseif outcome == 'blocked' then
-        park(base, name, tenant, now)
+        hold_back(base, name, tenant, member, has_more, now)
       end
       passed = passed + (outcome == 'prefers' and 1 or 0)
       granted = granted + (outcome == 'granted' and (takes_all_room or not has_more) and 1 or 0)
@@ -143,7 +167,7 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
   return granted, heads, is_full
 end
 
--- Tries the parked tenants of a line, each once: a request of theirs may have ended in another pool. The arguments and
+-- Tries what is parked in a line, each once: a request of theirs may have ended in another pool. The arguments and
 -- the first two results are as above.
 local function grant_parked(base, name, now, most, heads)
   local granted = 0
@@ -153,12 +177,15 @@ local function grant_parked(base, name, now, most, heads)
       break
     end
     heads = heads - 1
-    local member, is_empty = fitting(base, line_key(base, name, tenant), nil, now)
-    local outcome = member and try_seat(base, name, tenant, member, now, nil, false, true)
+    local member, is_empty = fitting(base, name, tenant, nil, now)
+    local outcome, account
+    if member then
+      outcome, account = try_seat(base, name, tenant, member, now, nil, false, true)
+    end
     if is_empty then
       redis.pcall('ZREM', base .. 'turns:' .. name, tenant)
     elseif outcome == 'blocked' then
-      park(base, name, tenant, now)
+      hold_back(base, name, tenant, member, account, now)
     elseif outcome == 'prefers' or outcome == 'waits' then
       unpark_in(base, name, tenant)
       break

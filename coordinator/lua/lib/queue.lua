@@ -5,14 +5,19 @@
 --   waiting_tokens                  the same -> prompt tokens that these have to compute, as estimated when they came
 --   seats:<gateway>                 seat -> the call of `place` that waits, as JSON: {"band", "tenant", "weight",
 --                                   "tokens", "output_tokens", "since_ms", "queue", "starve_ms", "key", "until_ms",
---                                   "settings", "keys", "argv"}. A seat has the name of the reservation that it will be.
+--                                   "account", "settings", "keys", "argv"}. A seat has the name of the reservation that it will be.
 --                                   "layout" among the settings tells calls of another version apart
 --   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua; behind them those that are parked: they
---                                   have as many requests in flight as they may have
+--                                   have as many requests in flight as they may have. Accounts of API keys
+--                                   ("key:<id>") are there only while they are parked
 --   line:<band> <queue> <tenant>    "<gateway> <seat> <key> <until_ms>", by since when it waits (ms): until then it waits for a
---                                   replica that holds the key; "-": for any
+--                                   replica that holds the key; "-": for any. Behind the key, "/<account>" if the account
+--                                   of its API key has a limit of requests in flight
+--   line:<band> <queue> <account>   the same, of requests whose API key has as many in flight as it may have: they are not
+--                                   in the line of their tenant, so they hold up nobody there
 --   paces                           queue -> "<ms of the last grant> <mean ms between grants> <grants>"
---   patient                         key -> how many requests wait for a replica that holds it
+--   patient                         key -> how many requests wait for a replica that holds it; "parked <tenant>" -> how many
+--                                   of its requests stand in lines of accounts
 -- A tenant is text without spaces: gateways escape it.
 
 -- include subsets
@@ -30,8 +35,13 @@ local function waiting_lines(base)
   return lines
 end
 
-local function line_key(base, name, tenant)
-  return base .. 'line:' .. name .. ' ' .. tenant
+-- The line of a tenant, or that of an account which is parked.
+local function line_key(base, name, holder)
+  return base .. 'line:' .. name .. ' ' .. holder
+end
+
+local function is_account(holder)
+  return string.find(holder, ':', 1, true) ~= nil
 end
 
 -- Counts seats of a line, and their tokens; returns how many it has. What cannot be added to counts as 0.
@@ -50,7 +60,8 @@ end
 
 -- The name of a seat in its line.
 local function member_of(gateway, id, seat)
-  return string.format('%s %s %s %d', gateway, id, seat.key, seat.until_ms)
+  local key = seat.account and seat.key .. '/' .. seat.account or seat.key
+  return string.format('%s %s %s %d', gateway, id, key, seat.until_ms)
 end
 
 local function tokens_of(seat)
@@ -102,18 +113,27 @@ local function take_seat(base, gateway, id, seat, now)
   stand_in_line(base, gateway, id, seat, now)
 end
 
--- Takes the name of a seat off its line. The last one to leave ends the line, the queue, and the accounts of a busy time.
--- `seat` is nil if it cannot be read.
-local function leave_line(base, name, tenant, member, seat)
-  local line, turns = line_key(base, name, tenant), base .. 'turns:' .. name
+-- Whose line a seat stands in: its account's if that is parked, else its tenant's.
+local function holder_of(base, name, member, seat)
+  local stands = seat.account and redis.pcall('ZSCORE', line_key(base, name, seat.account), member)
+  return type(stands) == 'string' and seat.account or seat.tenant
+end
+
+-- Takes the name of a seat off the line of its `holder`. The last one to leave ends the line, the queue, and the charges of
+-- a busy time. `seat` is nil if it cannot be read.
+local function leave_line(base, name, holder, member, seat)
+  local line, turns = line_key(base, name, holder), base .. 'turns:' .. name
   local left = 1
   if redis.pcall('ZREM', line, member) == 1 then
     left = count_seats(base, name, -1, tokens_of(seat))
-    count_patient(base, string.match(member, ' (%S+) %d+$') or '-', -1)
+    count_patient(base, string.match(member, ' ([^%s/]+)%S* %d+$') or '-', -1)
+    if seat and is_account(holder) then
+      count_patient(base, 'parked ' .. seat.tenant, -1)
+    end
   end
   local is_last = size_of(line) == 0
   if is_last then
-    redis.pcall('ZREM', turns, tenant)
+    redis.pcall('ZREM', turns, holder)
   end
   if is_last and size_of(turns) == 0 then
     redis.pcall('HDEL', base .. 'waiting', name)
@@ -134,7 +154,8 @@ local function seat_of(base, gateway, id)
   if is_json and type(seat) == 'table' and type(seat.argv) == 'table' and type(seat.keys) == 'table' and
     type(seat.settings) == 'table' and type(seat.queue) == 'string' and type(seat.tenant) == 'string' and
     type(seat.band) == 'number' and type(seat.since_ms) == 'number' and type(seat.starve_ms) == 'number' and
-    type(seat.key) == 'string' and type(seat.until_ms) == 'number' then
+    type(seat.key) == 'string' and type(seat.until_ms) == 'number' and
+    (seat.account == nil or type(seat.account) == 'string') then
     return seat
   end
 end
@@ -143,7 +164,8 @@ end
 local function remove_seat(base, gateway, id)
   local seat = seat_of(base, gateway, id)
   if seat then
-    leave_line(base, string.format('%d %s', seat.band, seat.queue), seat.tenant, member_of(gateway, id, seat), seat)
+    local name, member = string.format('%d %s', seat.band, seat.queue), member_of(gateway, id, seat)
+    leave_line(base, name, holder_of(base, name, member, seat), member, seat)
   end
   return redis.pcall('HDEL', base .. 'seats:' .. gateway, id) == 1
 end

@@ -39,9 +39,43 @@ local function is_parked(tag)
   return tag >= PARKED
 end
 
--- Sets a tenant's turn in one line behind all others, those that were parked before included.
-local function park(base, name, tenant, now)
-  redis.pcall('ZADD', base .. 'turns:' .. name, 'XX', string.format('%d', PARKED + now), tenant)
+-- Sets a turn in one line behind all others, those that were parked before included.
+local function park(base, name, holder, now)
+  redis.pcall('ZADD', base .. 'turns:' .. name, 'XX', string.format('%d', PARKED + now), holder)
+end
+
+-- Moves a request out of its tenant's line into that of its API key's account, which has too many in flight.
+local function park_seat(base, name, tenant, account, member, now)
+  local line, turns = line_key(base, name, tenant), base .. 'turns:' .. name
+  local since = redis.pcall('ZSCORE', line, member)
+  if type(since) == 'string' then
+    redis.pcall('ZREM', line, member)
+    write('ZADD', line_key(base, name, account), since, member)
+    write('ZADD', turns, 'NX', string.format('%d', PARKED + now), account)
+    count_patient(base, 'parked ' .. tenant, 1)
+    if size_of(line) == 0 then
+      redis.pcall('ZREM', turns, tenant)
+    end
+  end
+end
+
+-- Moves the first request of an account's line back to its place in its tenant's line.
+local function unpark_seat(base, name, account)
+  local line, turns = line_key(base, name, account), base .. 'turns:' .. name
+  local head = redis.pcall('ZRANGE', line, 0, 0, 'WITHSCORES')
+  local gateway, id = string.match(head[1] or '', '^(%S+) (%S+)')
+  local seat = gateway and seat_of(base, gateway, id)
+  if seat then
+    redis.pcall('ZREM', line, head[1])
+    write('ZADD', line_key(base, name, seat.tenant), head[2], head[1])
+    write('ZADD', turns, 'NX', start_tag(base, seat.band, seat.tenant), seat.tenant)
+    count_patient(base, 'parked ' .. seat.tenant, -1)
+  elseif head[1] then
+    leave_line(base, name, account, head[1], nil) -- its gateway has gone
+  end
+  if size_of(line) == 0 then
+    redis.pcall('ZREM', turns, account)
+  end
 end
 
 -- Whether somebody waits for this replica who goes before, or with, a request of this band and tenant. Whoever is parked
@@ -77,14 +111,15 @@ local function seats_ahead(base, lines, band, queue, tenant)
 end
 
 -- Why a request gets no seat (nil if it gets one), how long it most likely waits, in ms (0 if nothing tells), and how
--- many seats are ahead. It can wait for `left_ms`. Seats of bands behind its own take no place away from it. If the tenant
--- has too many requests in flight (`is_blocked`), the pace of the queue tells nothing.
+-- many seats are ahead. It can wait for `left_ms`. Seats of bands behind its own take no place away from it. If an
+-- account has too many requests in flight (`is_blocked`), the pace of the queue tells nothing.
 local function refusal_of(base, band, queue, tenant, left_ms, is_blocked)
   local lines, all, own = waiting_lines(base), 0, 0
   for _, line in ipairs(lines) do
     all = all + (line.band <= band and line.seats or 0)
     own = own + size_of(line_key(base, line.name, tenant))
   end
+  own = own + sum_of(field_of(base .. 'patient', 'parked ' .. tenant))
   local ahead = seats_ahead(base, lines, band, queue, tenant)
   local mean, grants = string.match(field_of(base .. 'paces', queue) or '', '^%d+ (%S+) (%d+)$')
   mean = (is_blocked or sum_of(grants) < FEWEST_GRANTS) and 0 or sum_of(mean) -- fewer tell nothing

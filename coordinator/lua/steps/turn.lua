@@ -10,6 +10,10 @@ local function take_turn()
   local band, tenant, weight, output_tokens, since, wait_ms, starve_ms =
     string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
   band = tonumber(band)
+  local name, key = band .. ' ' .. queue, asked and asked.key or nil
+  if key and has_waiting and size_of(line_key(base, name, key)) > 0 then
+    blocked_by, must_wait = key, true -- others with its key come first
+  end
   local is_behind = has_waiting and not must_wait and somebody_waits(base, band, queue, replica, tenant)
   -- It waits for a replica that holds its prompt for as long as another one would compute what that one holds, times
   -- the requests that this would hold up there. Then any replica will do.
@@ -30,9 +34,9 @@ local function take_turn()
     prefers = same < MOST_PATIENT and full + same * REQUEST_COST_TOKENS < fleet.cost[chosen]
   end
   if explain and (must_wait or is_behind or prefers) then
-    local refusal, expected_ms, ahead = refusal_of(base, band, queue, tenant, math.huge, is_blocked)
+    local refusal, expected_ms, ahead = refusal_of(base, band, queue, tenant, math.huge, blocked_by)
     return {
-      why = is_blocked and 'concurrency' or prefers and 'prefers' or is_behind and 'others_wait' or 'no_room',
+      why = blocked_by and 'concurrency' or prefers and 'prefers' or is_behind and 'others_wait' or 'no_room',
       refusal = not prefers and refusal or nil,
       ahead = ahead, expected_ms = expected_ms > 0 and expected_ms or cjson.null,
     }
@@ -43,7 +47,7 @@ local function take_turn()
   local left_ms = wait_ms ~= '0' and tonumber(wait_ms) or math.huge
   local refusal, expected_ms = nil, 0
   if must_wait or is_behind or prefers then
-    refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms, is_blocked)
+    refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms, blocked_by)
   end
   if not must_wait and not is_behind and (not prefers or refusal) then
     if has_waiting then
@@ -56,17 +60,20 @@ local function take_turn()
     return { refusal, now, expected_ms }
   end
   local is_patient = more_tokens > 0 and (must_wait or prefers or not full)
-  take_seat(base, gateway, reservation, {
+  local seat = {
     band = band, tenant = tenant, weight = weight, tokens = uncached, output_tokens = output_tokens, queue = queue,
     since_ms = since_ms, starve_ms = tonumber(starve_ms), settings = all_settings(), keys = KEYS, argv = ARGV,
     key = is_patient and held_key or '-',
-    until_ms = is_patient and now + math.floor(math.min(patience_ms, MOST_PATIENCE_MS)) or 0,
-  }, now)
+    until_ms = is_patient and now + math.floor(math.min(patience_ms, MOST_PATIENCE_MS)) or 0, account = key,
+  }
+  take_seat(base, gateway, reservation, seat, now)
   if asked then
     budget.reserve(reservation, asked, uncached, now, false)
   end
-  if is_blocked then
-    park(base, band .. ' ' .. queue, tenant, now)
+  if blocked_by and blocked_by == key then
+    park_seat(base, name, tenant, key, member_of(gateway, reservation, seat), now)
+  elseif blocked_by then
+    park(base, name, tenant, now)
   end
   return { 'wait', since_ms, expected_ms, (must_wait or prefers) and '' or replica }
 end

@@ -9,6 +9,7 @@ from coordinator.redis.address import is_cluster
 from gateway.doctor.evidence import Evidence, Unknown
 from gateway.routing.tenants import NOBODY
 from gateway.settings.gateway_settings import GatewaySettings
+from gateway.settings.queue_settings import NO_LIMITS
 
 WITHOUT_KEY = FindingKind(
     "tenant-without-key",
@@ -19,8 +20,8 @@ WITHOUT_KEY = FindingKind(
 PER_POOL = FindingKind(
     "limits-per-pool",
     "warning",
-    "in a Redis Cluster limits are counted for each base model, so a tenant of two models may use twice as much",
-    "divide the limits by the models that the tenant uses, or use one Redis (with sentinels)",
+    "in a Redis Cluster limits are counted for each base model, so a tenant or key of two models may use twice as much",
+    "divide the limits by the models that it uses, or use one Redis (with sentinels)",
 )
 WAIT = FindingKind(
     "queue-wait-unreached",
@@ -67,7 +68,8 @@ def findings(settings: GatewaySettings) -> Iterator[Finding]:
     for tenant in settings.tenants:
         if tenant.name not in named and not has_others:
             yield WITHOUT_KEY.seen(f"tenant {tenant.name}", "no key in security.api_keys is of this tenant")
-    limited = [tenant.name for tenant in settings.tenants if any(value for _, value in tenant.limits)]
+    limited = [tenant.name for tenant in settings.tenants if tenant.limits != NO_LIMITS]
+    limited += [f"the key {key.name}" for key in settings.security.api_keys if key.limits != NO_LIMITS]
     if limited and is_cluster(settings.redis.url):
         yield PER_POOL.seen("tenants", f"limits of {', '.join(limited)}, and redis.url is a Redis Cluster")
     yield from _of_queue(settings)

@@ -20,6 +20,7 @@ KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id; kvgate k
 Days = Annotated[
     float | None, typer.Option(help="How long it is valid, at most 365 days and not longer than your own key.")
 ]
+_LIMITS = {"concurrency": "in flight", "requests_per_min": "requests/min", "tokens_per_min": "tokens/min"}
 
 
 @app.command(cls=KvgateCommand)
@@ -30,6 +31,9 @@ def create(
         list[str] | None,
         typer.Option(help="A model that it may use; several times for several.", show_default="those of your key"),
     ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Its requests in flight; more are queued.")] = None,
+    requests_per_min: Annotated[int | None, typer.Option(min=1, help="More get a 429.")] = None,
+    tokens_per_min: Annotated[int | None, typer.Option(min=1, help="Uncached and generated; more get a 429.")] = None,
     expires_days: Days = None,
     admin: Annotated[bool, typer.Option("--admin", help="It may operate the cluster.")] = False,
     manages_keys: Annotated[bool, typer.Option("--manages-keys", help="It may make keys of its tenant.")] = False,
@@ -41,15 +45,23 @@ def create(
     """Make an API key. It is shown once; all gateways know it within a second.
 
     Without --expires-days it is valid for 90 days, or as long as your own key if
-    that ends before.
+    that ends before. Its limits hold over all gateways, beside its tenant's.
 
     \b
     Examples:
-      kvgate keys create batch --tenant research
+      kvgate keys create batch --tenant research --requests-per-min 60
       kvgate keys create ci --tenant research --model small --expires-days 7
       kvgate keys create team-lead --tenant research --manages-keys
     """
-    wanted = {"name": name, "tenant": tenant, "models": model or None, "expires_days": expires_days}
+    limits = {"concurrency": concurrency, "requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min}
+    limits = {field: value for field, value in limits.items() if value is not None}
+    wanted = {
+        "name": name,
+        "tenant": tenant,
+        "models": model or None,
+        "limits": limits or None,
+        "expires_days": expires_days,
+    }
     body = {"admin": admin, "manages_keys": manages_keys} | {
         field: value for field, value in wanted.items() if value is not None
     }
@@ -63,7 +75,7 @@ def list_keys(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the API keys: their ids, names, tenants, rights and ends.
+    """List the API keys: their ids, names, tenants, rights, limits and ends.
 
     Those of the configuration are `configured`; change them in the file.
 
@@ -84,8 +96,9 @@ def list_keys(
 def _row(key: dict[str, Any]) -> list[str]:
     rights = ", ".join(name for name in ("admin", "manages_keys") if key[name])
     models = "all" if key["models"] is None else ", ".join(key["models"])
-    old = key.get("in_place_of") or ""
-    return [key["id"], key["name"], key["tenant"], key["state"], _time(key["expires_ms"]), models, rights, old]
+    limits = ", ".join(f"{key['limits'][name]} {words}" for name, words in _LIMITS.items() if name in key["limits"])
+    row = [key["id"], key["name"], key["tenant"], key["state"], _time(key["expires_ms"]), models, limits, rights]
+    return [*row, key.get("in_place_of") or ""]
 
 
 @app.command(cls=KvgateCommand)
@@ -102,7 +115,8 @@ def rotate(
 ) -> None:
     """Make another key in the place of one. Both are valid for a while.
 
-    The new key has the same name, tenant, models and rights. It is shown once.
+    The new key has the same name, tenant, models, limits and rights, and both
+    share the limits. It is shown once.
     Without --expires-days it is valid for 90 days, or as long as your own key if
     that ends before, however long the old one was. If the old key was stolen, use
     --overlap-hours 0, or revoke it.

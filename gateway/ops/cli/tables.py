@@ -56,7 +56,7 @@ def print_status(members: Iterable[MemberStatus]) -> None:
 
 
 def print_keys(rows: Iterable[list[str]]) -> None:
-    table = _table("id", "name", "tenant", "state", "until", "models", "rights", "in place of")
+    table = _table("id", "name", "tenant", "state", "until", "models", "limits", "rights", "in place of")
     for row in rows:
         table.add_row(*map(escape, row))
     _console().print(table)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import OverLimit
-from coordinator.placement import PlaceRequest, TenantLimits
+from coordinator.placement import PlaceRequest
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
+from tests.account_limits import limits_of
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.queueing import asking
 
@@ -15,7 +16,7 @@ from tests.coordinator.queueing import asking
 async def test_a_bucket_is_as_full_after_a_step_back_as_before(pool: Pool, clock: Clock) -> None:
     def asked(name: str) -> PlaceRequest:
         asked = asking(name, PolicyKnobs(), tenant="t")
-        asked.limits = TenantLimits(tokens_per_min=100, output_tokens=3000)
+        asked.limits = limits_of(tokens_per_min=100, output_tokens=3000)
         return asked
 
     waits_s = []

@@ -123,6 +123,34 @@ async def test_a_manager_of_keys_reaches_no_other_tenants_and_no_admins(root: Ho
     assert await code_of(manager.rotate(wider)) == "beyond_own_key", "it may use models that the manager may not"
 
 
+async def test_a_key_with_limits_makes_and_replaces_only_keys_within_them(root: Holder) -> None:
+    own = {"concurrency": 2, "tokens_per_min": 1000}
+    lead = root.having(await root.create(name="lead", tenant="a", manages_keys=True, limits=own))
+    for limits, param in (
+        ({}, "limits.concurrency"),
+        ({"concurrency": 3, "tokens_per_min": 1}, "limits.concurrency"),
+        ({"concurrency": 2}, "limits.tokens_per_min"),
+    ):
+        with pytest.raises(ApiError, match="or less") as error:
+            await lead.create(limits=limits)
+        assert (error.value.code, error.value.param) == ("beyond_own_key", param)
+    made = await lead.create(limits={"concurrency": 2, "tokens_per_min": 999, "requests_per_min": 7})
+    assert made["limits"] == {"concurrency": 2, "requests_per_min": 7, "tokens_per_min": 999}
+    wider = await root.create(name="wider", tenant="a", limits={"concurrency": 2, "tokens_per_min": 1001})
+    assert await code_of(lead.rotate(wider)) == "beyond_own_key"
+    listed = {key["name"]: key["limits"] for key in await root._keys.listed(root.caller)}
+    assert (listed["lead"], listed["root"]) == (own, {})
+
+
+async def test_a_key_keeps_its_limits_and_its_account_when_it_is_replaced_again_and_again(root: Holder) -> None:
+    first = await root.create(limits={"requests_per_min": 5})
+    second = await root.rotate(first)
+    third = await root.rotate(second)
+    assert third["limits"] == {"requests_per_min": 5}
+    accounts = {root.having(key).caller.account for key in (first, second, third)}
+    assert accounts == {first["id"]}
+
+
 async def test_no_key_outlives_the_key_that_makes_it(root: Holder) -> None:
     short = await root.create(name="short", tenant="a", admin=True, expires_days=2)
     holder = root.having(short)
@@ -181,6 +209,8 @@ async def test_without_a_secret_none_can_be_made_and_the_refusal_says_what_to_se
         ({"admin": 1}, "admin"),
         ({"expires_days": 0}, "expires_days"),
         ({"limit": 1}, "limit"),
+        ({"limits": {"concurrency": 0}}, "limits.concurrency"),
+        ({"limits": {"requests": 1}}, "limits.requests"),
         ({"models": ["m" * 100] * 50}, "models"),
     ],
 )

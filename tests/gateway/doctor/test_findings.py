@@ -41,6 +41,10 @@ def unfollowed(**changes: Any) -> Evidence:
 
 FOUND = {"discovery": {"kubernetes": {"service": "replica"}}}
 LIMITED = {"name": "a", "limits": {"concurrency": 8}}
+LIMITED_KEY = {
+    "api_keys": [{"name": "k", "sha256": "0" * 64, "tenant": "b", "limits": {"concurrency": 1}}],
+    "share_cache": True,
+}
 
 
 def with_settings(**sections: Any) -> Evidence:
@@ -200,6 +204,11 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     (
         "limits-per-pool",
         with_settings(tenants=[LIMITED], redis={"url": "redis+cluster://a:6379,b:6379"}),
+        set(),
+    ),
+    (
+        "limits-per-pool",
+        with_settings(security=LIMITED_KEY, redis={"url": "redis+cluster://a:6379,b:6379"}),
         set(),
     ),
     ("queue-wait-unreached", with_settings(queue={"wait_s": 600}, timeouts={"request_s": 600}), set()),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from gateway.records.key_record import KeyRecord, is_revoked, key_records, state_of
 from gateway.records.record import Signer
+from gateway.settings.queue_settings import AccountLimitSettings
 
 SIGNER = Signer("0123456789abcdef", "")
 ROOT = KeyRecord("k-1", "root", "ab" * 32, "team", False, True, ("sim",), 1000, 2000, "ops", 0)
@@ -21,9 +22,15 @@ def test_a_record_tells_all_of_a_key_but_the_key() -> None:
 
 
 def test_a_record_of_a_later_version_can_be_read_and_one_that_lacks_something_is_left_out() -> None:
-    later = SIGNER.write(ROOT.field, 1, ROOT.facts() | {"limits": {"requests_per_min": 1}})
+    limits = {"requests_per_min": 1, "dollars_per_day": 2}
+    later = SIGNER.write(ROOT.field, 1, ROOT.facts() | {"labels": ["a"], "limits": limits})
     lacking = SIGNER.write(CHILD.field, 1, {"name": "child"})
-    assert key_records([later, lacking]) == {"k-1": ROOT}
+    assert key_records([later, lacking]) == {"k-1": replace(ROOT, limits=AccountLimitSettings(requests_per_min=1))}
+
+
+def test_a_record_of_an_earlier_version_has_no_limits_and_an_account_of_its_own() -> None:
+    facts = {name: value for name, value in ROOT.facts().items() if name not in ("limits", "account")}
+    assert key_records([SIGNER.write(ROOT.field, 1, facts)]) == {"k-1": ROOT}
 
 
 def test_a_key_ends_with_the_key_that_has_made_it() -> None:

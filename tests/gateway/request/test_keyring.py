@@ -65,7 +65,7 @@ def test_a_key_of_a_record_means_what_its_record_says() -> None:
     assert refusal(ring, "new") == (401, "invalid_api_key")
     book.learn(made("new", manages_keys=True))
     caller = ring.identify({"authorization": "Bearer new"})
-    assert caller == Caller("team", False, "batch", False, True, frozenset({"sim"}), "k-new", True)
+    assert caller == Caller("team", False, "batch", False, True, frozenset({"sim"}), "k-new", True, account="k-new")
     assert [caller.may_use(model) for model in ("sim", "large")] == [True, False]
     assert ring.identify({"x-api-key": "root"}).is_admin
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.accounts import AccountLimits, Left, Limits
 from coordinator.errors import NoRoom, OverLimit
-from coordinator.placement import NOTHING, PlaceRequest, Reservation, Seat, Standing, TenantLimits
+from coordinator.placement import NOTHING, PlaceRequest, Reservation, Seat, Standing
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord, surveyed_state
@@ -18,6 +19,7 @@ from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
 from gateway.routing import local_limits, local_queue
 from gateway.routing.local_queue import LocalQueue
+from tests.account_limits import limits_of
 from tests.coordinator.stage import request
 from tests.polling import eventually
 
@@ -39,7 +41,7 @@ class Alone:
         self.queue = LocalQueue(self.store, self.suspects.__contains__)
         self.queue.watch(self.pool)
 
-    def asked(self, name: str, share: float = 1.0, limits: TenantLimits | None = None, **changes: Any) -> PlaceRequest:
+    def asked(self, name: str, share: float = 1.0, limits: Limits | None = None, **changes: Any) -> PlaceRequest:
         """A request. `changes` may be those of its standing."""
         standing = {each: changes.pop(each) for each in list(changes) if each in Standing._fields}
         changes = {"knobs": ONE_EACH, "serving": Subset.of(REPLICAS), **changes}
@@ -190,7 +192,7 @@ async def test_requests_that_never_wait_and_those_without_a_well_replica_go_at_o
 
 
 async def test_a_tenant_waits_for_its_own_requests_and_nobody_waits_for_it(alone: Alone) -> None:
-    limits = TenantLimits(concurrency=2)
+    limits = limits_of("team", concurrency=2)
     assert await alone.place(alone.asked("one", limits=limits, tenant="team")) in REPLICAS
     parked = await alone.waits(alone.asked("two", limits=limits, tenant="team"))
     assert await alone.place(alone.asked("other")) in REPLICAS
@@ -198,25 +200,36 @@ async def test_a_tenant_waits_for_its_own_requests_and_nobody_waits_for_it(alone
     assert await soon(parked) in REPLICAS
 
 
+async def test_a_key_waits_for_its_own_requests_and_other_keys_of_its_tenant_pass(alone: Alone) -> None:
+    team = AccountLimits("team", concurrency=6)
+    first, second = (Limits((team, AccountLimits(f"key:{name}", concurrency=2))) for name in "ab")
+    assert await alone.place(alone.asked("one", limits=first, tenant="team")) in REPLICAS
+    parked = await alone.waits(alone.asked("two", limits=first, tenant="team"))
+    assert await alone.place(alone.asked("other", limits=second, tenant="team")) in REPLICAS
+    assert not parked.done()
+    alone.pool.done("one")
+    assert await soon(parked) in REPLICAS
+
+
 async def test_those_that_the_tenant_has_elsewhere_count_for_a_while(
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = TenantLimits(concurrency=3)
+    limits = limits_of("team", concurrency=3)
     monkeypatch.setattr(local_queue, "TOLD_MS", 50)
     monkeypatch.setattr(local_limits, "TOLD_MS", 50)
     asked = alone.asked("one", limits=limits, tenant="team")
-    alone.queue.told(asked, (-1, 0, -1, 0, 3))
+    alone.queue.told(asked, (Left(-1, 0, -1, 0, 3),))
     assert await soon(await alone.waits(asked)) in REPLICAS
 
 
 async def test_nobody_overtakes_the_tenants_requests_that_wait_in_the_store(alone: Alone) -> None:
-    limits = TenantLimits(concurrency=2)
+    limits = limits_of("team", concurrency=2)
     seat = asyncio.ensure_future(
         alone.pool.seats.wait(alone.asked("seat", limits=limits, tenant="team"), Seat(1, 0), None)
     )
     await asyncio.sleep(0)
     late = await alone.waits(alone.asked("late", limits=limits, tenant="team"))
-    assert await alone.place(alone.asked("other", limits=limits, tenant="u")) in REPLICAS
+    assert await alone.place(alone.asked("other", limits=limits_of("u", concurrency=2), tenant="u")) in REPLICAS
     for each in (seat, late):
         each.cancel()
     await asyncio.wait([seat, late])
@@ -225,7 +238,7 @@ async def test_nobody_overtakes_the_tenants_requests_that_wait_in_the_store(alon
 async def test_a_share_of_a_minute_is_not_filled_again_when_the_store_comes_and_goes(
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits, knobs = TenantLimits(requests_per_min=2), PolicyKnobs()
+    limits, knobs = limits_of("team", requests_per_min=2), PolicyKnobs()
     assert await alone.place(alone.asked("one", knobs=knobs, limits=limits, tenant="team")) in REPLICAS
     monkeypatch.setattr(local_queue, "RESTATED_S", 0.0)
     with monkeypatch.context() as up:
@@ -238,7 +251,7 @@ async def test_a_share_of_a_minute_is_not_filled_again_when_the_store_comes_and_
 
 
 async def test_a_request_counts_once_for_the_limits_of_a_minute(alone: Alone) -> None:
-    limits, knobs = TenantLimits(requests_per_min=4, tokens_per_min=1000, output_tokens=100), PolicyKnobs()
+    limits, knobs = limits_of("team", requests_per_min=4, tokens_per_min=1000, output_tokens=100), PolicyKnobs()
 
     async def place(name: str, is_retry: bool = False) -> None:
         asked = alone.asked(name, knobs=knobs, limits=limits, tenant="team", prompt_tokens=600)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement import Budget, Reservation
+from coordinator.accounts import AccountLimits, Budget
+from coordinator.placement import Reservation
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.live_load import LiveLoad
 from gateway.routing.local_room import Loads, LocalRoom, choose
@@ -55,9 +56,9 @@ def test_the_first_usable_replica_with_room_gets_a_request() -> None:
 
 def test_load_is_what_is_live_and_what_is_kept_for_others() -> None:
     live = LiveLoad()
-    one = Reservation("a", "r0", "1", 100, "-", Budget("team", 300, 0, 0, 0))
+    one = Reservation("a", "r0", "1", 100, "-", Budget((AccountLimits("team"),), 300, 0))
     live.add(one)
-    assert (live.requests, live.backlog_tokens, live.of_tenant) == ({"r0": 1}, {"r0": 100}, {"team": 1})
+    assert (live.requests, live.backlog_tokens, live.of_account) == ({"r0": 1}, {"r0": 100}, {"team": 1})
     loads, room = Loads(live), LocalRoom(2, 0)
     assert loads.have_room("r0", room)
     loads.keep("r0", 50)
@@ -67,4 +68,4 @@ def test_load_is_what_is_live_and_what_is_kept_for_others() -> None:
     live.end_backlog(one)
     one.backlog_tokens = 0
     live.remove(one)
-    assert (live.requests, live.backlog_tokens, live.of_tenant) == ({}, {}, {})
+    assert (live.requests, live.backlog_tokens, live.of_account) == ({}, {}, {})

@@ -49,7 +49,8 @@ def test_a_cluster_with_an_admin_key_signs_keys_with_a_secret_that_is_its_owners
 
 
 def test_a_key_is_made_listed_replaced_and_revoked(kvgate: Kvgate) -> None:
-    made = typed(kvgate, "keys", "create", "batch", "--tenant", "research", "--model", "sim", "--expires-days", "7")
+    options = ("--model", "sim", "--expires-days", "7", "--requests-per-min", "60", "--concurrency", "2")
+    made = typed(kvgate, "keys", "create", "batch", "--tenant", "research", *options)
     assert made.returncode == 0, made.stderr
     api_key = made.stdout.strip()
     assert "shown only now" in made.stderr
@@ -59,6 +60,7 @@ def test_a_key_is_made_listed_replaced_and_revoked(kvgate: Kvgate) -> None:
         for key in json.loads(typed(kvgate, "keys", "list", "--json").stdout)["keys"]
         if key["state"] != "configured"
     ]
+    assert listed["limits"] == {"concurrency": 2, "requests_per_min": 60}
     shown = [line for line in typed(kvgate, "keys", "list").stdout.splitlines() if listed["id"] in line]
     assert len(shown) == 1
     assert all(word in shown[0] for word in ("batch", "research", "valid", "sim"))
