@@ -11,14 +11,13 @@ import pytest
 
 from bench.cluster import Cluster, running_cluster
 from tests.api.stage import PATIENT_REDIS
-from tests.cluster.clients import CHAT, chat, held_stream, prose
+from tests.cluster.clients import CHAT, api_key, chat, held_stream, prose
 from tests.cluster.test_keys_in_redis import (
     OPS,
     REPLICA_ARGUMENTS,
     SECRET,
     Operator,
     bearer,
-    configured,
     within_a_second,
 )
 from tests.polling import eventually
@@ -30,9 +29,9 @@ CONFIG = {
     "tenants": [{"name": "small", "limits": {"requests_per_min": 6}}],
     "security": {
         "api_keys": [
-            configured("ops", OPS, "operations", admin=True),
-            configured("in-file", IN_FILE, "files", limits={"requests_per_min": 3}),
-            configured("lead", LEAD, "team", manages_keys=True, limits={"requests_per_min": 60}),
+            api_key("ops", OPS, "operations", admin=True),
+            api_key("in-file", IN_FILE, "files", limits={"requests_per_min": 3}),
+            api_key("lead", LEAD, "team", manages_keys=True, limits={"requests_per_min": 60}),
         ],
         "cache_salt_secret": "0123456789abcdef",
         "records_secret": SECRET,
