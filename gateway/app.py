@@ -34,6 +34,7 @@ from gateway.logs import set_level
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.metrics.loop_lag import measure_loop_lag
 from gateway.metrics.store_metrics import StoreMetrics
+from gateway.records.file_keys import FileKeys
 from gateway.records.record import Signer
 from gateway.records.record_book import RecordBook
 from gateway.relay.attempt import Attempts
@@ -105,7 +106,8 @@ class Gateway:
         progress = self._watch_replicas(settings, certificates)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
-        self.keyring = keyring = Keyring(settings.security, self.records)
+        self.file_keys = FileKeys(self.records)
+        self.keyring = keyring = Keyring(settings.security, self.records, self.file_keys)
         self.cors = Cors(settings.security.allow_origins)
         self.hosts = Hosts(settings.security.hosts) if keyring.is_open else None
         self.admission = Admission(settings.limits)
@@ -233,6 +235,7 @@ class Gateway:
             self.reload,
             self.store,
             self.records,
+            self.file_keys,
             self.watcher,
             self.fleet,
             self.discovery,
@@ -292,6 +295,7 @@ class Gateway:
         await self.store.first_attempt()
         self.tasks.keep(self.records.run, "records")
         await self.records.first_exchange()
+        self.tasks.keep(self.file_keys.run, "keys of files")
         self.tasks.spawn(self.known_models.run(), "known models")
         await self.known_models.first_exchange()
         self.tasks.spawn(self.discovery.run(), "discovery")

@@ -6,6 +6,7 @@ that can do more, may use more models, has higher limits, or lives longer than t
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Mapping
@@ -214,7 +215,7 @@ class Keys:
         key = KeyRecord(
             id=f"k-{secrets.token_hex(8)}",
             name=name,
-            digest=signer.key_digest(text.encode()).hex(),
+            digest=hashlib.sha256(text.encode()).hexdigest(),
             tenant=tenant,
             admin=False,
             manages_keys=False,

@@ -17,6 +17,7 @@ from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
 from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
+from gateway.records.file_keys import FileKeys
 from gateway.records.record_book import RecordBook
 from gateway.reload import Reload
 from gateway.replicas.discovery.added import ADDED
@@ -42,6 +43,7 @@ class Status:
         reload: Reload,
         store: Store,
         records: RecordBook,
+        file_keys: FileKeys,
         watcher: Watcher,
         fleet: Fleet,
         discovery: Discovery,
@@ -50,7 +52,7 @@ class Status:
     ) -> None:
         self.gateway = gateway
         self._reload = reload
-        self._records = records
+        self._records, self._file_keys = records, file_keys
         self._watcher = watcher
         self.about: dict[str, Any] = {
             "version": __version__,
@@ -119,6 +121,7 @@ class Status:
             "labels": {member.id: member.labels for member in fleet.targets if member.labels},
             "config_problems": self._reload.problems[:_MOST_NAMES],
             "needs_a_restart": self._reload.left,
+            "has_older_keys": self._file_keys.is_older,
             "ignored_records": _some(dict(sorted(self._records.ignored.items()))),
             "store_problem": "" if self._store.is_up() else self._store.reason,
             "store_conditions": list(conditions),

@@ -114,6 +114,8 @@ class GatewayEvidence:
     config_problems: tuple[str, ...] = ()
     needs_a_restart: tuple[str, ...] = ()
     """Fields of its file."""
+    has_older_keys: bool = False
+    """Whether another gateway has a newer file, whose API keys count."""
     ignored_records: dict[str, str] = field(default_factory=dict)
     """Fields of the records in Redis that it ignores, and why."""
     store_problem: str = ""

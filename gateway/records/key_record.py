@@ -21,7 +21,7 @@ class KeyRecord:
     id: str
     name: str
     digest: str
-    """What `key_digest` makes of the key. Whoever can only read Redis cannot compare it with keys that they guess."""
+    """The SHA-256 of the key, which has 256 random bits: nobody can guess it."""
     tenant: str
     admin: bool
     manages_keys: bool

@@ -20,7 +20,9 @@ import orjson
 
 _FIELD = re.compile(r"[a-z]+/[A-Za-z0-9._-]{1,64}")
 _TEXT = re.compile(rb"([1-9][0-9]{0,14}) (live|removed) ([0-9a-f]{64}) (\{.*\})", re.DOTALL)
-_MOST_BYTES = 4096
+_MOST_BYTES = {"file": 4 * 2**20}
+"""A record of another kind has at most _MOST_OF_OTHERS."""
+_MOST_OF_OTHERS = 4096
 DAY_MS = 86_400_000
 
 
@@ -72,7 +74,8 @@ class Signer:
 
     def read(self, field: str, text: bytes) -> Record:
         """Raises UnsignedError."""
-        found = _TEXT.fullmatch(text) if len(text) <= _MOST_BYTES else None
+        most = _MOST_BYTES.get(field.partition("/")[0], _MOST_OF_OTHERS)
+        found = _TEXT.fullmatch(text) if len(text) <= most else None
         if found is None or not _FIELD.fullmatch(field):
             raise UnsignedError("it has not the form of a record")
         version, state, signature, told = found.groups()
@@ -80,9 +83,9 @@ class Signer:
             raise UnsignedError("its signature is not by the records_secret of this gateway")
         return Record(field, int(version), state == b"removed", orjson.loads(told), text)
 
-    def key_digest(self, key: bytes) -> bytes:
-        """What is kept of an API key."""
-        return hmac.digest(self._secret, b"kvgate key\n" + key, "sha256")
+    def digest(self, told: bytes) -> bytes:
+        """Whoever lacks the secret cannot compare it with guesses."""
+        return hmac.digest(self._secret, b"kvgate key\n" + told, "sha256")
 
     def session_secret(self, stored: bytes) -> bytes:
         """The secret of the console's sessions. The part in the store is not enough to sign one."""

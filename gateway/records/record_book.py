@@ -56,7 +56,7 @@ class RecordBook:
         self._seen, self._read_s = _UNSEEN, _NEVER_S
         self._replaced_s: dict[str, float] = {}
         self._turn = asyncio.Lock()
-        self._first = asyncio.Event()
+        self._first, self._is_asked = asyncio.Event(), asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<RecordBook {len(self._known)} records, {len(self.ignored)} ignored>"
@@ -113,6 +113,14 @@ class RecordBook:
                 self._replaced_s.pop(record.field, None)  # whatever is there, it is replaced now
                 await self._exchange(is_due=True)
 
+    def announce(self, record: Record) -> None:
+        """Write a record, whatever the store has. Here it counts at once. If another gateway has just written the same
+        version, all choose the same one."""
+        self._known[record.field] = record
+        self._read_s = time.monotonic() - _READ_S
+        self._is_asked.set()
+        self._tell()
+
     async def audit(self, most: int) -> list[AuditEntry]:
         """Who has changed what, newest first. Raises StoreError."""
         return await self._store.audit(most)
@@ -126,11 +134,13 @@ class RecordBook:
     async def run(self) -> None:
         """Keep the records like the store's, until cancelled."""
         while self.signer is not None:
+            self._is_asked.clear()
             with suppress(StoreError):
                 async with self._turn:
                     await self._exchange()
             self._first.set()
-            await asyncio.sleep(_LOOK_S * random.uniform(0.8, 1.2))  # gateways need not do the same in one moment
+            with suppress(TimeoutError):  # gateways need not look at the same moment
+                await asyncio.wait_for(self._is_asked.wait(), _LOOK_S * random.uniform(0.8, 1.2))
         self._first.set()
 
     def _tell(self) -> None:

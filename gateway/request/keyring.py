@@ -12,11 +12,14 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.errors import ApiError
+from gateway.records.file_keys import FileKeys
 from gateway.records.key_record import KIND, is_revoked, key_records
+from gateway.records.record import Record, Signer
 from gateway.records.record_book import RecordBook
-from gateway.settings.gateway_settings import ApiKey, SecuritySettings
+from gateway.settings.gateway_settings import SecuritySettings
 from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
@@ -74,11 +77,14 @@ class ExpiryClock:
 
 
 class Keyring:
-    """The API keys: those of the configuration, and those that were made while gateways ran. The gateway knows only a
-    digest of each."""
+    """The API keys: those of the newest configuration file, and those that were made while gateways ran. The gateway
+    knows only a digest of each."""
 
-    def __init__(self, security: SecuritySettings, records: RecordBook | None = None) -> None:
-        self._records = records
+    def __init__(
+        self, security: SecuritySettings, records: RecordBook | None = None, files: FileKeys | None = None
+    ) -> None:
+        self._records, self._files = records, files
+        self._read: list[Record] = []
         self._recorded: dict[bytes, _Key] = {}
         self._by_id: dict[str, _Key] = {}
         self.clock = ExpiryClock()
@@ -88,22 +94,30 @@ class Keyring:
         self._share_cache = security.share_cache
         self.use(security)
         if records is not None:
-            records.on_change.append(self._read_records)
+            records.on_change.append(self._records_changed)
+        if files is not None:
+            files.on_change = self._read_files
 
     def use(self, security: SecuritySettings) -> None:
         """Other keys are configured from now on. Requests that run go on."""
         self._expose_decisions = security.expose_decisions
-        keys = [self._configured_key(key) for key in security.api_keys]
-        self._configured = {key.digest: key for key in keys}
-        if self._records is not None:
+        self._own = security.api_keys
+        if self._files is not None:
+            self._files.use(security.api_keys)
+        self._read_records()
+        self._read_files()
+
+    def _records_changed(self) -> None:
+        if self._records is not None and self._records.of_kind(KIND) != self._read:
             self._read_records()
-        else:
             self._index()
 
     def _read_records(self) -> None:
-        """Other keys were made or revoked."""
-        assert self._records is not None
-        keys = key_records(self._records.of_kind(KIND))
+        """The keys that were made, and not revoked."""
+        if self._records is None:
+            return
+        self._read = self._records.of_kind(KIND)
+        keys = key_records(self._read)
         self._recorded = {}
         for key in keys.values():
             if not is_revoked(key, keys):
@@ -113,22 +127,44 @@ class Keyring:
                 caller = Caller(key.tenant, sees, key.name, *rights, key.id, True, key.limits, key.account or key.id)
                 digest = bytes.fromhex(key.digest)
                 self._recorded[digest] = _Key(caller, digest, key.expires_ms)
+
+    def _read_files(self) -> None:
+        """The keys of the newest configuration file: by their SHA-256 if it is this gateway's, else by the signer's
+        digest of that."""
+        self._others = self._files.others if self._files is not None else None
+        keys = [vars(key) for key in self._own] if self._others is None else self._others
+        found = [self._configured_key(**key) for key in keys]
+        self._configured = {key.digest: key for key in found}
         self._index()
 
     def _index(self) -> None:
         self._by_id = {key.caller.id: key for key in (*self._recorded.values(), *self._configured.values())}
 
-    def _configured_key(self, key: ApiKey) -> _Key:
-        models = None if key.models is None else frozenset(key.models)
-        sees = key.admin or self._expose_decisions
-        rights = key.admin, key.manages_keys, models
-        caller = Caller(key.tenant, sees, key.name, *rights, key.name, limits=key.limits, account=key.name)
-        return _Key(caller, bytes.fromhex(key.sha256))
+    def _configured_key(
+        self,
+        *,
+        name: str,
+        sha256: str,
+        tenant: str,
+        admin: bool = False,
+        manages_keys: bool = False,
+        models: list[str] | None = None,
+        limits: AccountLimitSettings = NO_LIMITS,
+        **_: Any,
+    ) -> _Key:
+        allowed = None if models is None else frozenset(models)
+        sees, rights = admin or self._expose_decisions, (admin, manages_keys, allowed)
+        caller = Caller(tenant, sees, name, *rights, name, limits=limits, account=name)
+        return _Key(caller, bytes.fromhex(sha256))
+
+    @property
+    def _signer(self) -> Signer | None:
+        return self._records.signer if self._records is not None else None
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller that `Authorization: Bearer` or `x-api-key` names. Raises a 401 for a missing or unknown key, a
         503 while this gateway does not know yet which keys were made."""
-        if not self._configured:
+        if not self._own:
             return self._anyone
         scheme, _, token = headers.get("authorization", "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
@@ -146,10 +182,11 @@ class Keyring:
         return key.caller
 
     def _find(self, presented: bytes) -> _Key | None:
-        key = self._configured.get(hashlib.sha256(presented).digest())
-        if key is None and self._recorded and self._records is not None and self._records.signer is not None:
-            return self._recorded.get(self._records.signer.key_digest(presented))
-        return key
+        sha256 = hashlib.sha256(presented).digest()
+        key = self._recorded.get(sha256)
+        if key is None and self._others is not None and self._signer is not None:
+            return self._configured.get(self._signer.digest(sha256))
+        return key or self._configured.get(sha256)
 
     def _is_valid(self, key: _Key) -> bool:
         return key.expires_ms == math.inf or self.clock.now_ms() < key.expires_ms
@@ -157,7 +194,7 @@ class Keyring:
     @property
     def is_open(self) -> bool:
         """Whether no keys are configured: everybody may do everything. What is in Redis never opens a gateway."""
-        return not self._configured
+        return not self._own
 
     def knows(self, caller: Caller) -> bool:
         """Whether its key is still valid, and means the same."""
@@ -179,9 +216,12 @@ class Keyring:
         return key.caller if key is not None and key.caller.is_admin and self._is_valid(key) else None
 
     def digest_of(self, key_id: str) -> bytes:
-        """Differs for another key of this id; empty if there is none."""
+        """Differs for another key of this id, and is the same at all gateways; empty if there is none."""
         key = self._by_id.get(key_id)
-        return key.digest if key is not None else b""
+        if key is None:
+            return b""
+        is_own = self._others is None and not key.caller.is_recorded
+        return self._signer.digest(key.digest) if is_own and self._signer is not None else key.digest
 
     def expires_ms(self, caller: Caller) -> float:
         """When the caller's key expires."""
@@ -189,7 +229,7 @@ class Keyring:
         return key.expires_ms if key is not None else 0.0
 
     def configured(self) -> list[Caller]:
-        """The callers with the keys of the configuration."""
+        """The callers with the keys of the newest configuration file."""
         return [key.caller for key in self._configured.values()]
 
     def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:

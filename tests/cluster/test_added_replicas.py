@@ -172,7 +172,9 @@ async def test_who_can_write_to_redis_adds_no_replica(
     await eventually(lambda: is_told(http, cluster, "r8"))
     async with redis.Redis.from_url(cluster.redis_url) as client:
         [(good, text)] = [
-            (field, text) for field, text in (await client.hgetall(records_key())).items() if b" live " in text
+            (field, text)
+            for field, text in (await client.hgetall(records_key())).items()
+            if field.startswith(b"replica/") and b" live " in text
         ]
         moved = text.replace(b"http://127.0.0.1:1", server.url.encode())
         await client.hset(records_key(), mapping={"replica/1": forged.text, "replica/2": moved, good: moved, "#": "x"})

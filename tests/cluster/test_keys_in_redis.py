@@ -275,7 +275,7 @@ async def test_a_forged_record_is_ignored_and_named(
     victim = await ops.create("victim", tenant="team")
     await within_a_second(http, cluster, victim, 200)
     thief = Signer("not-the-gateways-secret", "")
-    facts = {"name": "thief", "digest": thief.key_digest(b"thief").hex(), "tenant": "team", "admin": True}
+    facts = {"name": "thief", "digest": sha256(b"thief").hexdigest(), "tenant": "team", "admin": True}
     forged = thief.write(f"key/{victim['id']}", 99, facts)
     added = thief.write("key/k-thief", 1, facts)
     await store.hset(records_key(), mapping={forged.field: forged.text, added.field: added.text, "#": "forged"})

@@ -53,6 +53,12 @@ RECORDS_IGNORED = FindingKind(
     "give all gateways the same security.records_secret (KVGATE_RECORDS_SECRET). If they have it, find out who "
     "can write to Redis (docs/security.md), and remove the record (docs/how-to/rotate-a-key.md)",
 )
+OLDER_KEYS = FindingKind(
+    "gateway-keys-older",
+    "warning",
+    "the API keys of the newest file count at all gateways, and those of its own file do not",
+    "give it the file of the others (docs/how-to/change-the-configuration.md)",
+)
 VERSIONS_DIFFER = FindingKind(
     "gateway-versions-differ",
     "warning",
@@ -128,6 +134,13 @@ def records(evidence: Evidence) -> Iterator[Result]:
             yield RECORDS_IGNORED.seen(gateway.subject, f"it ignores {count} records in Redis: {told}")
 
 
+def files_of_keys(evidence: Evidence) -> Iterator[Result]:
+    """Whether the keys of each one's file count."""
+    for gateway in _answering(evidence):
+        if gateway.has_older_keys:
+            yield OLDER_KEYS.seen(gateway.subject, "another gateway has a newer file with other `security.api_keys`")
+
+
 def watch(evidence: Evidence) -> Iterator[Result]:
     """What the watch reports about Redis, unless the doctor finds the same itself."""
     said = _said_of_redis(evidence)
@@ -198,7 +211,7 @@ def interpreters(evidence: Evidence) -> Iterator[Result]:
             yield PYTHON.seen(gateway.subject, f"its Python {gateway.python} was built without optimisation")
 
 
-CHECKS = (reached, configuration, store, records, watch, unasked, agreement, views, keys, interpreters)
+CHECKS = (reached, configuration, store, records, files_of_keys, watch, unasked, agreement, views, keys, interpreters)
 
 
 def _answering(evidence: Evidence) -> list[GatewayEvidence]:

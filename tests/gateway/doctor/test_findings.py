@@ -144,6 +144,7 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("gateway-views-differ", with_gateway(exact=frozenset({"r0"})), set()),
     ("gateway-config-not-used", with_gateway(config_problems=("port: must be a whole number",)), set()),
     ("gateway-needs-restart", with_gateway(needs_a_restart=("queue.wait_s",)), set()),
+    ("gateway-keys-older", with_gateway(has_older_keys=True), set()),
     ("records-ignored", with_gateway(ignored_records={"key/k-1": "its signature is not by the secret"}), set()),
     ("python-not-optimised", with_gateway(is_optimised=False), set()),
     ("replica-unhealthy", with_replica(problem="/health answered 503"), set()),

@@ -48,5 +48,5 @@ def test_a_key_outlives_the_end_of_the_key_that_has_made_it_if_that_was_only_rep
 
 def test_the_digest_of_a_key_depends_on_the_secret_and_is_nothing_that_is_used_elsewhere() -> None:
     other = Signer("another-secret-0123", "")
-    digests = {SIGNER.key_digest(b"key"), other.key_digest(b"key"), SIGNER.session_secret(b"key")}
+    digests = {SIGNER.digest(b"key"), other.digest(b"key"), SIGNER.session_secret(b"key")}
     assert len(digests) == 3

@@ -48,7 +48,7 @@ def keyring(book: Book) -> Keyring:
 
 
 def made(text: str, name: str = "batch", hours: float = 1, **more: object) -> KeyRecord:
-    digest, expires_ms = SIGNER.key_digest(text.encode()).hex(), int(time.time() * 1000 + hours * HOUR_MS)
+    digest, expires_ms = sha256(text.encode()).hexdigest(), int(time.time() * 1000 + hours * HOUR_MS)
     key = KeyRecord(f"k-{text}", name, digest, "team", False, False, ("sim",), expires_ms, expires_ms, "root", 0)
     return replace(key, **more)  # type: ignore[arg-type]
 

@@ -1,0 +1,171 @@
+"""Which API keys of the configuration files count while gateways have different files: those of the newest file, at
+all gateways.
+
+They are one record. It has the keys of the file, and the names of the files that counted before. A name is a digest of
+the keys, so equal files have one name. The keys of a gateway's own file count from now on
+
+- if no gateway has used this file before: it is new, and this gateway has read it first,
+- if this gateway had the newest file, and has read another one while it runs: somebody has taken a change back,
+- if no gateway has used the newest file for a minute: somebody has gone back by restarting all.
+
+So a gateway that starts again with an old file changes nothing. All gateways change to other keys at the same moment, a
+second after the first one has read them: no key is valid at some gateways only. Without `records_secret`, and until a
+gateway has read the store, the keys of its own file count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import structlog
+
+from coordinator.errors import StoreError
+from coordinator.records import AuditNote
+from gateway.records.record import Record, Signer
+from gateway.records.record_book import ChangedMeanwhileError, RecordBook
+from gateway.settings.gateway_settings import ApiKey
+
+_log = structlog.get_logger("kvgate.records")
+
+FIELD = "file/keys"
+_USED = "file/used"
+"""A record that changes while a gateway uses the newest file."""
+_TOGETHER_MS = 1000
+"""Within this time all gateways know of a change."""
+_LOOK_S, _SAY_S, _UNUSED_S = 5.0, 20.0, 60.0
+"""How often to look; how often a gateway says that it uses the newest file; when nobody does."""
+_MOST_BEFORE = 100
+_FACTS = {"name", "before", "from_ms", "keys"}
+
+
+class FileKeys:
+    """One gateway's side. Run `run` as a task."""
+
+    def __init__(self, book: RecordBook) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when other keys count."""
+        self._book = book
+        self._own: Sequence[ApiKey] = ()
+        self._names: list[str] = []
+        """Of the own file."""
+        self._newest: Record | None = None
+        self._counted: Record | None = None
+        """None: the own file counts, because no other is known."""
+        self._heard_s, self._heard = time.monotonic(), (b"", b"")
+        book.on_change.append(self._look)
+
+    @property
+    def others(self) -> list[dict[str, Any]] | None:
+        """The keys that count, with digests instead of hashes; None if they are those of the own file."""
+        if self._counted is None or self._is_own(self._counted):
+            return None
+        keys: list[dict[str, Any]] = self._counted.facts["keys"]
+        return keys
+
+    @property
+    def is_older(self) -> bool:
+        """Whether another file than this gateway's is the newest."""
+        return self._newest is not None and not self._is_own(self._newest)
+
+    def use(self, keys: Sequence[ApiKey]) -> None:
+        """This gateway's file has these keys now."""
+        had_newest = self._newest is not None and self._is_own(self._newest)
+        self._own, signer = keys, self._book.signer
+        if signer is not None:
+            text = orjson.dumps([_said(key) for key in sorted(keys, key=lambda key: key.name)])
+            self._names = [signer.digest(text).hex()[:16]]
+        self.decide(goes_back=had_newest)
+
+    def decide(self, *, goes_back: bool = False) -> None:
+        """Let the own file's keys count, if they have to."""
+        if not self._book.has_read or not self._names:
+            return
+        newest = self._newest
+        is_new = newest is None or not {newest.facts["name"], *newest.facts["before"]}.intersection(self._names)
+        if is_new or (goes_back and self.is_older):
+            self._announce()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while self._book.signer is not None:
+            try:
+                await self._book.refresh()
+            except StoreError:
+                self._heard_s = time.monotonic()  # nobody could say anything
+            else:
+                self.decide()
+                await self._say_or_hear()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _say_or_hear(self) -> None:
+        """Say that the newest file is used; or find that nobody says so."""
+        newest, used = self._newest, self._book.find(_USED)
+        if newest is None or self._book.signer is None:
+            return
+        is_said = used is not None and used.facts.get("name") == newest.facts["name"]
+        heard = (newest.text, used.text if used is not None and is_said else b"")
+        now_s = time.monotonic()
+        if heard != self._heard:
+            self._heard_s, self._heard = now_s, heard
+        elif self.is_older and now_s > self._heard_s + _UNUSED_S:
+            self._announce()
+        elif not self.is_older and now_s > self._heard_s + _SAY_S:
+            version = used.version + 1 if used is not None else 1
+            said = self._book.signer.write(_USED, version, {"name": newest.facts["name"]})
+            with suppress(StoreError, ChangedMeanwhileError):
+                await self._book.put([said], AuditNote())
+
+    def _announce(self) -> None:
+        """The own file is the newest."""
+        newest, signer = self._newest, self._book.signer
+        assert signer is not None
+        before = [newest.facts["name"], *newest.facts["before"]][:_MOST_BEFORE] if newest is not None else []
+        facts = {
+            "name": self._names[0],
+            "before": [name for name in before if name not in self._names],
+            "from_ms": int(time.time() * 1000) + _TOGETHER_MS,
+            "keys": [_recorded(key, signer) for key in self._own],
+        }
+        try:
+            record = signer.write(FIELD, newest.version + 1 if newest is not None else 1, facts)
+        except ValueError:
+            _log.error("the keys of the file are too many for a record: they count at this gateway only")
+            self._names = []
+            return
+        self._book.announce(record)
+
+    def _look(self) -> None:
+        """Other records are known."""
+        newest = self._book.find(FIELD)
+        if newest is None or newest is self._newest or not newest.facts.keys() >= _FACTS:
+            return
+        self._newest = newest
+        ahead_s = newest.facts["from_ms"] / 1000 - time.time()
+        if self._counted is None or ahead_s <= 0:
+            self._count()
+        else:  # the clocks of gateways may differ by more
+            asyncio.get_running_loop().call_later(min(ahead_s, _TOGETHER_MS / 1000), self._count)
+
+    def _count(self) -> None:
+        if self._counted is not self._newest:
+            self._counted = self._newest
+            _log.info("keys of the newest file count", is_own=not self.is_older)
+            self.on_change()
+
+    def _is_own(self, record: Record) -> bool:
+        return record.facts["name"] in self._names
+
+
+def _said(key: ApiKey) -> dict[str, Any]:
+    """What the file says of it. A field that a later version adds changes nothing while it is not used."""
+    return {name: value for name, value in vars(key).items() if value}
+
+
+def _recorded(key: ApiKey, signer: Signer) -> dict[str, Any]:
+    """Without its hash: whoever can only read Redis cannot compare it with keys that they guess."""
+    return _said(key) | {"sha256": signer.digest(bytes.fromhex(key.sha256)).hex()}

@@ -1,0 +1,113 @@
+"""Which file's keys count. (tests/cluster/test_file_keys.py shows it on gateways' processes.)"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.keys import audit_key, records_key
+from coordinator.store import Store, StoreOptions
+from gateway.records import file_keys
+from gateway.records.file_keys import FIELD, FileKeys
+from gateway.records.record import Signer
+from gateway.records.record_book import RecordBook
+from gateway.settings.gateway_settings import ApiKey
+from tests.coordinator.stage import running
+from tests.polling import eventually
+from tests.redis_server import RedisServer, running_redis
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+async def _empty(redis_server: RedisServer) -> AsyncIterator[None]:
+    yield
+    async with redis.Redis.from_url(redis_server.url) as client:
+        await client.delete(records_key(), audit_key())
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_keys, "_LOOK_S", 0.05)
+    monkeypatch.setattr(file_keys, "_SAY_S", 0.2)
+    monkeypatch.setattr(file_keys, "_UNUSED_S", 1.0)
+
+
+def configured(*names: str) -> list[ApiKey]:
+    return [ApiKey(name=name, sha256=name.encode().hex().ljust(64, "0"), tenant="team") for name in names]
+
+
+@asynccontextmanager
+async def gateway(server: RedisServer, *names: str) -> AsyncIterator[FileKeys]:
+    """One gateway's side, with these keys in its file."""
+    async with running(Store(StoreOptions(server.url, 5.0), "gw0")) as store, asyncio.TaskGroup() as tasks:
+        book = RecordBook(store, Signer("0123456789abcdef", ""), "")
+        files = FileKeys(book)
+        files.use(configured(*names))
+        running_tasks = [tasks.create_task(book.run())]
+        await book.first_exchange()
+        running_tasks.append(tasks.create_task(files.run()))
+        yield files
+        for task in running_tasks:
+            task.cancel()
+
+
+def others(files: FileKeys) -> list[str] | None:
+    """The names of the keys that count, if they are not those of its own file."""
+    return None if files.others is None else [key["name"] for key in files.others]
+
+
+async def test_a_file_of_before_counts_again_when_no_gateway_uses_the_newest(redis_server: RedisServer) -> None:
+    async with gateway(redis_server, "old") as one, AsyncExitStack() as rolled_out:
+        other = await rolled_out.enter_async_context(gateway(redis_server, "new"))
+        await eventually(lambda: others(one) == ["new"])
+        await asyncio.sleep(1.5)  # longer than a gateway is waited for
+        assert (others(one), one.is_older, other.is_older) == (["new"], True, False)
+        await rolled_out.aclose()
+        await eventually(lambda: not one.is_older and others(one) is None)
+
+
+async def test_a_gateway_that_is_late_brings_no_file_of_before_back(redis_server: RedisServer) -> None:
+    async with gateway(redis_server, "first") as one, gateway(redis_server, "first") as late:
+        for name in ("second", "third"):
+            one.use(configured(name))
+        await eventually(lambda: others(late) == ["third"])
+        late.use(configured("second"))
+        assert late.is_older
+        late.use(configured("third"))
+        assert not late.is_older
+        one.use(configured("second"))  # it had the newest
+        assert not one.is_older
+        await eventually(lambda: others(late) == ["second"])
+
+
+async def test_of_two_files_that_are_read_at_once_all_choose_the_same_one(redis_server: RedisServer) -> None:
+    async with gateway(redis_server, "first") as one, gateway(redis_server, "first") as two:
+        await eventually(lambda: one._newest is not None and one._newest == two._newest)
+        one.use(configured("a"))
+        two.use(configured("b"))
+        await eventually(lambda: one.is_older != two.is_older)
+        winner, loser = (two, one) if one.is_older else (one, two)
+        await eventually(lambda: others(winner) is None and others(loser) is not None)
+
+
+async def test_ten_thousand_keys_fit_into_a_record_and_its_reader_cannot_test_guesses(
+    redis_server: RedisServer,
+) -> None:
+    names = [f"key-{number}" for number in range(10_000)]
+    async with gateway(redis_server, *names) as one, gateway(redis_server, "other") as two:
+        await eventually(lambda: others(one) == ["other"])
+        one.use(configured(*names, "more"))
+        await eventually(lambda: others(two) == [*names, "more"])
+        assert two.others is not None
+        assert configured("more")[0].sha256 not in str(two.others)
+    async with redis.Redis.from_url(redis_server.url) as client:
+        assert await client.hstrlen(records_key(), FIELD) < 2_000_000
