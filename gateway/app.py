@@ -359,8 +359,12 @@ def _store(settings: GatewaySettings, gateway: str) -> Store:
 
 
 def _records(settings: GatewaySettings, store: Store) -> RecordBook:
-    secret, namespace = settings.security.records_secret, settings.redis.namespace
-    return RecordBook(store, Signer(secret.get_secret_value(), namespace) if secret else None, namespace)
+    namespace = settings.redis.namespace
+    secret, other = settings.security.records_secret, settings.security.other_records_secret
+    if secret is None:
+        return RecordBook(store, None, namespace)
+    signer = Signer(secret.get_secret_value(), namespace, other.get_secret_value() if other is not None else None)
+    return RecordBook(store, signer, namespace)
 
 
 def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:

@@ -123,6 +123,7 @@ class Status:
             "needs_a_restart": self._reload.left,
             "has_older_keys": self._file_keys.is_older,
             "ignored_records": _some(dict(sorted(self._records.ignored.items()))),
+            "records_to_sign": len(self._records.other_signatures),
             "store_problem": "" if self._store.is_up() else self._store.reason,
             "store_conditions": list(conditions),
             "store_warnings": list(conditions.values()),

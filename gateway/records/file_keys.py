@@ -52,7 +52,7 @@ class FileKeys:
         self._book = book
         self._own: Sequence[ApiKey] = ()
         self._names: list[str] = []
-        """Of the own file."""
+        """Of the own file: under each secret."""
         self._newest: Record | None = None
         self._counted: Record | None = None
         """None: the own file counts, because no other is known."""
@@ -78,7 +78,7 @@ class FileKeys:
         self._own, signer = keys, self._book.signer
         if signer is not None:
             text = orjson.dumps([_said(key) for key in sorted(keys, key=lambda key: key.name)])
-            self._names = [signer.digest(text).hex()[:16]]
+            self._names = [digest.hex()[:16] for digest in signer.digests(text)]
         self.decide(goes_back=had_newest)
 
     def decide(self, *, goes_back: bool = False) -> None:
@@ -92,6 +92,7 @@ class FileKeys:
 
     async def run(self) -> None:
         """Until cancelled."""
+        has_begun = False
         while self._book.signer is not None:
             try:
                 await self._book.refresh()
@@ -99,6 +100,9 @@ class FileKeys:
                 self._heard_s = time.monotonic()  # nobody could say anything
             else:
                 self.decide()
+                if not has_begun and self._newest is not None and self._newest.facts["name"] in self._names[1:]:
+                    self._announce()  # with digests under the new secret: the other one is given up soon
+                has_begun = True
                 await self._say_or_hear()
             await asyncio.sleep(_LOOK_S)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -51,6 +51,8 @@ class RecordBook:
         """Called when a record is known that was not, or has changed."""
         self.ignored: dict[str, str] = {}
         """The fields of the store that do not count, and why."""
+        self.other_signatures: dict[str, bytes] = {}
+        """The texts that are signed with the other secret, by field. They are signed anew."""
         self._store = RecordStore(store, namespace)
         self._known: dict[str, Record] = {}
         self._seen, self._read_s = _UNSEEN, _NEVER_S
@@ -89,14 +91,10 @@ class RecordBook:
         ChangedMeanwhileError."""
         async with self._turn:
             before = [self._known.get(record.field) for record in records]
-            changes = [
-                RecordChange(new.field, old.text if old is not None else b"", new.text)
-                for new, old in zip(records, before, strict=True)
-            ]
-            if not await self._write(changes, note):
-                await self._exchange(is_due=True)  # the store may only have lost them
+            if not await self._write(map(self._change_to, records), note):
+                await self._exchange(is_due=True)  # the store may only have lost them, or their signature is another
                 is_same = [self._known.get(record.field) for record in records] == before
-                if not (is_same and await self._write(changes, note)):
+                if not (is_same and await self._write(map(self._change_to, records), note)):
                     raise ChangedMeanwhileError
             self._known |= {record.field: record for record in records}
         self._tell()
@@ -104,11 +102,10 @@ class RecordBook:
     async def remove(self, record: Record, note: AuditNote) -> None:
         """Write that a record is removed. Here that counts at once, also if it cannot be written yet: then this raises
         StoreError, and the next exchange writes it."""
-        before = self._known.get(record.field)
+        change = self._change_to(record)
         self._known[record.field] = record
         self._tell()
         async with self._turn:
-            change = RecordChange(record.field, before.text if before is not None else b"", record.text)
             if not await self._write([change], note):
                 self._replaced_s.pop(record.field, None)  # whatever is there, it is replaced now
                 await self._exchange(is_due=True)
@@ -143,6 +140,11 @@ class RecordBook:
                 await asyncio.wait_for(self._is_asked.wait(), _LOOK_S * random.uniform(0.8, 1.2))
         self._first.set()
 
+    def _change_to(self, record: Record) -> RecordChange:
+        known = self._known.get(record.field)
+        seen = self.other_signatures.get(record.field, known.text if known is not None else b"")
+        return RecordChange(record.field, seen, record.text)
+
     def _tell(self) -> None:
         for tell in self.on_change:
             tell()
@@ -165,7 +167,7 @@ class RecordBook:
     async def _take(self, stored: Mapping[str, bytes]) -> bool:
         """Learn what is new. Returns whether anything was."""
         assert self.signer is not None
-        ignored, has_news = {}, False
+        ignored, other_signatures, has_news = {}, dict[str, bytes](), False
         for count, (field, text) in enumerate(stored.items(), 1):
             if count % _PIECE == 0:
                 await asyncio.sleep(0)
@@ -177,11 +179,14 @@ class RecordBook:
             except UnsignedError as error:
                 ignored[field[:100]] = str(error)
                 continue
+            if found.text != text:
+                other_signatures[field] = text
             if known is None and self.is_full:
                 ignored[field] = f"this gateway knows {MOST} others"
             elif known is None or found.is_newer_than(known):
                 self._known[field], has_news = found, True
         self._ignore(ignored)
+        self.other_signatures = other_signatures
         return has_news
 
     def _ignore(self, ignored: dict[str, str]) -> None:
@@ -205,14 +210,14 @@ class RecordBook:
         if changes:
             _log.info("records written back", count=len(changes))
 
-    async def _write(self, changes: Sequence[RecordChange], note: AuditNote) -> bool:
+    async def _write(self, changes: Iterable[RecordChange], note: AuditNote) -> bool:
         """As RecordStore.put. The next look reads in any case: a store that loses this write at once looks as it did
         before."""
         self._seen = _UNSEEN
         return await self._store.put(changes, note)
 
     def _may_replace(self, field: str) -> bool:
-        if field not in self.ignored:
+        if field not in self.ignored and field not in self.other_signatures:
             return True
         now_s = time.monotonic()
         if now_s < self._replaced_s.get(field, _NEVER_S) + _REPLACE_S * random.uniform(1, 2):

@@ -184,9 +184,10 @@ class Keyring:
     def _find(self, presented: bytes) -> _Key | None:
         sha256 = hashlib.sha256(presented).digest()
         key = self._recorded.get(sha256)
-        if key is None and self._others is not None and self._signer is not None:
-            return self._configured.get(self._signer.digest(sha256))
-        return key or self._configured.get(sha256)
+        if key is not None or self._others is None or self._signer is None:
+            return key or self._configured.get(sha256)
+        found = map(self._configured.get, self._signer.digests(sha256))
+        return next(filter(None, found), None)
 
     def _is_valid(self, key: _Key) -> bool:
         return key.expires_ms == math.inf or self.clock.now_ms() < key.expires_ms

@@ -36,6 +36,7 @@ OVERRIDES = {
     "KVGATE_REDIS_NAMESPACE": ("redis", "namespace"),
     "KVGATE_CACHE_SALT_SECRET": ("security", "cache_salt_secret"),
     "KVGATE_RECORDS_SECRET": ("security", "records_secret"),
+    "KVGATE_OTHER_RECORDS_SECRET": ("security", "other_records_secret"),
     "KVGATE_REPLICA_API_KEY": ("security", "replica_api_key"),
     "KVGATE_REPLICA_TLS_CERTIFICATE": ("replica_tls", "certificate"),
     "KVGATE_REPLICA_TLS_KEY": ("replica_tls", "key"),
@@ -127,6 +128,7 @@ class SecuritySettings(Section):
     api_keys: Annotated[list[ApiKey], distinct("name", "sha256")] = Field(default=[])
     cache_salt_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
     records_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
+    other_records_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
     replica_api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     share_cache: bool = False
     expose_decisions: bool = False
@@ -155,6 +157,8 @@ class SecuritySettings(Section):
                 "records_secret needs api_keys: without any, a gateway is open to everybody, whatever keys are made. "
                 "Give one key with admin: true, which makes the others"
             )
+        if self.other_records_secret is not None and self.records_secret is None:
+            raise ValueError("other_records_secret needs records_secret: it only helps to replace that one")
         return self
 
     @field_validator("allow_origins")

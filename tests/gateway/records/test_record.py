@@ -77,3 +77,17 @@ def test_a_record_is_forgotten_a_day_after_it_means_nothing_any_more() -> None:
 def test_the_text_can_be_read_with_redis_cli() -> None:
     version, state, _, told = written(3).text.split(b" ", 3)
     assert (version, state, orjson.loads(told)) == (b"3", b"live", FACTS)
+
+
+def test_what_the_other_secret_has_signed_is_the_same_record_and_signed_anew() -> None:
+    before, after = (
+        Signer("old-secret-012345", "a", "new-secret-012345"),
+        Signer("new-secret-012345", "a", "old-secret-012345"),
+    )
+    old, new = (signer.write("key/k-1", 3, FACTS) for signer in (before, after))
+    assert old.text != new.text
+    assert (after.read("key/k-1", old.text), before.read("key/k-1", new.text)) == (new, old)
+    assert not old.is_newer_than(new)
+    assert not new.is_newer_than(old)
+    with pytest.raises(UnsignedError):
+        Signer("new-secret-012345", "a").read("key/k-1", old.text)

@@ -39,10 +39,10 @@ async def client(redis_server: RedisServer) -> AsyncIterator[redis.Redis]:
 
 
 @asynccontextmanager
-async def book(server: RedisServer, secret: str = SECRET) -> AsyncIterator[RecordBook]:
+async def book(server: RedisServer, secret: str = SECRET, other: str | None = None) -> AsyncIterator[RecordBook]:
     """The book of a gateway that has read the store."""
     async with running(Store(StoreOptions(server.url, 5.0), "gw0")) as store, asyncio.TaskGroup() as tasks:
-        book = RecordBook(store, Signer(secret, ""), "")
+        book = RecordBook(store, Signer(secret, "", other), "")
         task = tasks.create_task(book.run())
         await book.first_exchange()
         yield book
@@ -232,3 +232,25 @@ async def test_without_a_secret_there_is_nothing_to_read() -> None:
     await none.run()
     await none.first_exchange()
     assert none.has_read
+
+
+async def test_gateways_with_the_two_secrets_in_either_order_know_the_same_and_change_it(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    new = "another-secret-0123"
+    async with book(redis_server, SECRET, new) as before, book(redis_server, new, SECRET) as after:
+        for writer, reader, version in ((before, after, 1), (after, before, 2), (before, after, 3)):
+            await writer.put([signed(writer, version)], NOTE)
+            await knows(reader, signed(reader, version))
+        await after.remove(signed(after, 4, is_removed=True), NOTE)
+        await knows(before, signed(before, 4, is_removed=True))
+        marks = [await client.hget(KEY, "#")]
+        for _ in range(10):
+            await asyncio.sleep(0.2)
+            marks.append(await client.hget(KEY, "#"))
+        assert len(set(marks)) <= 3, "they work against each other"
+    async with book(redis_server, new, SECRET) as after:
+        await eventually(lambda: has(client, signed(after, 4, is_removed=True)))
+    async with book(redis_server, new) as last:
+        assert last.find(FIELD) == signed(last, 4, is_removed=True)
+        assert last.ignored == {}
