@@ -3,7 +3,7 @@
 #
 #   deploy/kubernetes/secret.sh | kubectl create -f -
 #
-# What Redis' users may do is explained in docs/security.md.
+# Redis' users are those of deploy/redis/users.acl. docs/security.md explains what they may do.
 set -eu
 
 password() {
@@ -26,8 +26,6 @@ stringData:
   KVGATE_LMCACHE_URL: redis://kvchunk:$kvchunk@redis:6379/0
   KVGATE_CACHE_SALT_SECRET: $(password)
   users.acl: |
-    user default on nopass -@all +ping
-    user kvgate on >$kvgate ~kvgate:* %R~kvchunk@* -@all +ping +info +eval +evalsha +script|load +script|exists +time +exists +get +mget +strlen +set +del +unlink +incr +expire +hget +hmget +hgetall +hkeys +hset +hdel +hincrby +hlen +zadd +zrem +zcard +zrange +zrangebyscore +zscore +zmscore +zcount +zrevrange +zrandmember +hrandfield +sadd +smembers +rpush +lrange +ltrim +blmove +xadd +xread +xrevrange +dbsize +randomkey +pttl +memory|usage +subscribe resetchannels &__keyevent@0__:set &__keyevent@0__:evicted (~*@*@*@* +eval +evalsha +pttl +pexpire +memory|usage +object|idletime)
-    user kvagent on >$kvagent ~kvgate:{*}:* ~kvgate:pools ~kvgate:tenants %R~kvchunk@* -@all +ping +info +eval +evalsha +script|load +script|exists +time +exists +get +mget +strlen +set +del +unlink +incr +expire +hget +hmget +hgetall +hkeys +hset +hdel +hincrby +hlen +zadd +zrem +zcard +zrange +zrangebyscore +zscore +zmscore +zcount +zrevrange +zrandmember +hrandfield +sadd +smembers +rpush +lrange +ltrim +blmove +xadd +xread +xrevrange
-    user kvchunk on >$kvchunk ~kvchunk@* -@all +ping +info +get +set +exists
 END
+sed -e "s/KVGATE_PASSWORD/$kvgate/; s/KVAGENT_PASSWORD/$kvagent/; s/KVCHUNK_PASSWORD/$kvchunk/; s/^/    /" \
+  "$(dirname "$0")/../redis/users.acl"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
+import subprocess
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 import redis
 import typer
 
+from coordinator.keys import records_key
 from gateway.ops.cli import app
 from gateway.ops.replica import settings as replica_settings
 from gateway.replicas.discovery.kubernetes import EndpointSlices
@@ -151,11 +154,11 @@ def test_redis_has_the_settings_of_configs_and_a_quarter_of_its_memory_to_spare(
 def test_redis_conf_opens_redis_to_its_host_alone_and_each_deployment_to_its_network() -> None:
     conf = (ROOT / "configs" / "redis.conf").read_text().splitlines()
     assert {"bind 127.0.0.1", "protected-mode yes"} <= set(conf)
-    compose = as_written("sim").services["redis"]["entrypoint"]
+    compose = shlex.split(as_written("sim").services["redis"]["entrypoint"][-1])
     for command in (compose, *(workload(overlay, "redis").container("redis")["args"] for overlay in OVERLAYS)):
         given = dict(itertools.pairwise(command))
         assert (given["--bind"], given["--protected-mode"]) == ("0.0.0.0", "no")
-        assert command is compose or given["--aclfile"] == "/etc/kvgate/users.acl"
+        assert given["--aclfile"] == ("/tmp/users.acl" if command is compose else "/etc/kvgate/users.acl")
 
 
 @pytest.mark.parametrize("name", EACH_REDIS)
@@ -211,6 +214,43 @@ def test_redis_takes_the_users_and_whoever_has_no_password_may_only_ping(tmp_pat
         for one in (chunks, nobody):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 one.get("kvgate:x")
+
+
+@pytest.mark.parametrize("profile", ["sim", "vllm"])
+def test_in_docker_compose_gateways_and_agents_have_a_redis_user_each_and_all_others_reach_only_chunks(
+    profile: str, tmp_path: Path
+) -> None:
+    services, users = as_written(profile).services, tmp_path / "users.acl"
+    passwords = dict(re.findall(r"^(\w+_REDIS_PASSWORD)=(.*)$", (ROOT / ".env").read_text(), flags=re.MULTILINE))
+
+    def given(text: str) -> str:
+        return re.sub(r"\$\{(\w+):\?\}", lambda found: passwords[found[1]], text)
+
+    variables = {name: given(text) for name, text in services["redis"]["environment"].items()}
+    makes_users = services["redis"]["entrypoint"][-1].partition("exec")[0].replace("$$", "$")
+    for name, path in (("/etc/kvgate/users.acl", ROOT / "deploy" / "redis" / "users.acl"), ("/tmp/users.acl", users)):
+        makes_users = makes_users.replace(name, str(path))
+    subprocess.run(["/bin/sh", "-euc", makes_users], env=variables | {"PATH": os.environ["PATH"]}, check=True)
+    urls: dict[str, set[str]] = {"gateway": set(), "agent": set()}
+    for name, service in services.items():
+        kind = next((kind for kind in urls if kind in name), "")
+        url = service.get("environment", {}).get("KVGATE_REDIS_URL", "")
+        assert bool(url) == bool(kind), name
+        if kind:
+            urls[kind].add(given(url))
+    [gateway], [agent] = urls["gateway"], urls["agent"]
+    with running_redis(options=("--aclfile", str(users))) as server, ExitStack() as stack:
+        by_kvgate, by_agent, by_nobody = (
+            stack.enter_context(redis.from_url(url.replace("redis:6379", f"127.0.0.1:{server.port}")))
+            for url in (gateway, agent, server.url)
+        )
+        by_kvgate.hset(records_key(), "#", "1")
+        by_agent.set("kvgate:{m}:x", "1")
+        by_nobody.set("kvchunk@x", "1")
+        assert by_agent.exists("kvchunk@x")
+        for one, key in ((by_agent, records_key()), (by_nobody, records_key()), (by_nobody, "kvgate:{m}:x")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                one.exists(key)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
