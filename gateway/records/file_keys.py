@@ -60,12 +60,14 @@ class FileKeys:
         book.on_change.append(self._look)
 
     @property
-    def others(self) -> list[dict[str, Any]] | None:
-        """The keys that count, with digests instead of hashes; None if they are those of the own file."""
+    def others(self) -> list[ApiKey] | None:
+        """The keys that count, with digests instead of hashes; None if they are those of the own file. Fields that only
+        a later version knows are left out."""
         if self._counted is None or self._is_own(self._counted):
             return None
         keys: list[dict[str, Any]] = self._counted.facts["keys"]
-        return keys
+        known = ApiKey.model_fields.keys()
+        return [ApiKey.model_validate({name: key[name] for name in key.keys() & known}) for key in keys]
 
     @property
     def is_older(self) -> bool:
@@ -167,7 +169,7 @@ class FileKeys:
 
 def _said(key: ApiKey) -> dict[str, Any]:
     """What the file says of it. A field that a later version adds changes nothing while it is not used."""
-    return {name: value for name, value in vars(key).items() if value}
+    return key.model_dump(exclude_defaults=True)
 
 
 def _recorded(key: ApiKey, signer: Signer) -> dict[str, Any]:

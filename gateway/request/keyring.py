@@ -12,14 +12,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.errors import ApiError
 from gateway.records.file_keys import FileKeys
 from gateway.records.key_record import KIND, is_revoked, key_records
 from gateway.records.record import Record, Signer
 from gateway.records.record_book import RecordBook
-from gateway.settings.gateway_settings import SecuritySettings
+from gateway.settings.gateway_settings import ApiKey, SecuritySettings
 from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
@@ -132,30 +131,19 @@ class Keyring:
         """The keys of the newest configuration file: by their SHA-256 if it is this gateway's, else by the signer's
         digest of that."""
         self._others = self._files.others if self._files is not None else None
-        keys = [vars(key) for key in self._own] if self._others is None else self._others
-        found = [self._configured_key(**key) for key in keys]
+        found = map(self._configured_key, self._own if self._others is None else self._others)
         self._configured = {key.digest: key for key in found}
         self._index()
 
     def _index(self) -> None:
         self._by_id = {key.caller.id: key for key in (*self._recorded.values(), *self._configured.values())}
 
-    def _configured_key(
-        self,
-        *,
-        name: str,
-        sha256: str,
-        tenant: str,
-        admin: bool = False,
-        manages_keys: bool = False,
-        models: list[str] | None = None,
-        limits: AccountLimitSettings = NO_LIMITS,
-        **_: Any,
-    ) -> _Key:
-        allowed = None if models is None else frozenset(models)
-        sees, rights = admin or self._expose_decisions, (admin, manages_keys, allowed)
-        caller = Caller(tenant, sees, name, *rights, name, limits=limits, account=name)
-        return _Key(caller, bytes.fromhex(sha256))
+    def _configured_key(self, key: ApiKey) -> _Key:
+        models = None if key.models is None else frozenset(key.models)
+        rights = key.admin, key.manages_keys, models
+        sees = key.admin or self._expose_decisions
+        caller = Caller(key.tenant, sees, key.name, *rights, key.name, limits=key.limits, account=key.name)
+        return _Key(caller, bytes.fromhex(key.sha256))
 
     @property
     def _signer(self) -> Signer | None:

@@ -75,7 +75,7 @@ class Tenants:
         tenant, accounts = caller.tenant or NOBODY, []
         of_tenant = self._tenants.get(tenant, _UNLISTED).limits
         # Those of a configured key may have changed since the caller was identified.
-        of_key = caller.limits if caller.is_recorded else self._keys.get(caller.id, NO_LIMITS)
+        of_key = caller.limits if caller.is_recorded else self._keys.get(caller.id, caller.limits)
         if of_tenant != NO_LIMITS:
             accounts.append(_account(account_of_tenant(tenant), of_tenant, can_wait))
         if of_key != NO_LIMITS:

@@ -62,7 +62,7 @@ async def gateway(server: RedisServer, *names: str) -> AsyncIterator[FileKeys]:
 
 def others(files: FileKeys) -> list[str] | None:
     """The names of the keys that count, if they are not those of its own file."""
-    return None if files.others is None else [key["name"] for key in files.others]
+    return None if files.others is None else [key.name for key in files.others]
 
 
 async def test_a_file_of_before_counts_again_when_no_gateway_uses_the_newest(redis_server: RedisServer) -> None:
