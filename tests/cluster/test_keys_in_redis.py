@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
 from typing import Any
 
 import httpx
