@@ -47,6 +47,8 @@ _IMPORTED = (
 """With what these import, all that long-lived processes need."""
 _CONSTANTS = "TESTED_CONSTANTS"
 """The variable that tells a process which constants have other values."""
+_SOCKET = "KVGATE_FORK_SERVER"
+"""The variable that names the socket of the server, which xdist's workers share."""
 _STATUS = struct.Struct("!i")
 _MAX_FDS = 16
 _server = ""
@@ -118,7 +120,14 @@ class ForkedPopen(subprocess.Popen[Any]):
 
 
 def use_it() -> None:
-    """From now on, this process lets a server fork its `kvgate` commands. The server ends with it."""
+    """From now on, this process and those that it starts let one server fork their `kvgate` commands. The server ends
+    with the first of them."""
+    if _SOCKET not in os.environ:
+        os.environ[_SOCKET] = _started()
+    _ask(os.environ[_SOCKET])
+
+
+def _started() -> str:
     folder = tempfile.TemporaryDirectory(prefix="kvgate-forked-")
     path = str(Path(folder.name) / "server")
     command = [sys.executable, "-P", __file__, path]
@@ -126,7 +135,7 @@ def use_it() -> None:
     assert server.stdout is not None
     server.stdout.read(1)  # it listens
     _kept.extend([server, folder])
-    _ask(path)
+    return path
 
 
 _kept: list[object] = []
