@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
-
-from bench.report.__main__ import main, report
 
 MACHINE = {"processor": "Some CPU", "cores": "2", "python": "3.11.7", "commit": "abc1234"}
 
@@ -83,6 +80,8 @@ def write(folder: Path, **files: list[dict[str, Any]]) -> None:
 
 
 def parsed(folder: Path) -> Page:
+    from bench.report.__main__ import report  # here, because the import takes half a second
+
     page = Page()
     page.feed(report(folder))
     page.close()
@@ -141,6 +140,10 @@ def test_what_was_left_out_is_told_with_the_reason(tmp_path: Path) -> None:
 
 def test_results_in_the_repository_make_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the drawings, which take most of the time and are the same as those of the other pages."""
+    from matplotlib.figure import Figure
+
+    from bench.report.__main__ import main
+
     monkeypatch.setattr(Figure, "savefig", lambda _figure, file, **_options: file.write("<svg ></svg>"))
     results = Path(__file__).parents[2] / "bench" / "results"
     out = tmp_path / "made" / "report.html"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 
 import pytest
-from cloudcoil.models.istio.networking.v1 import DestinationRule
 
 from gateway.settings.limit_settings import TimeoutSettings
 from tests.deploy.manifests import KUBERNETES, Document, kustomized, named
@@ -69,6 +68,8 @@ def test_it_waits_longer_than_a_gateway(name: str) -> None:
 
 
 def test_istios_rule_is_valid_and_is_about_the_service() -> None:
+    from cloudcoil.models.istio.networking.v1 import DestinationRule  # here, because the import takes a second
+
     rule = only("istio", "DestinationRule")
     assert rule["spec"]["host"].startswith("gateway.kvgate.svc.")
     read = DestinationRule.model_validate(rule)
