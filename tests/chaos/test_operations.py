@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -17,7 +16,7 @@ from coordinator.keys import models_key
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
 from tests.chaos.tenant_stage import EACH, SLOTS, TenantStage, api_keys
 from tests.cluster.clients import ask, chat, held_stream
-from tests.cluster.gateways import another_gateway
+from tests.cluster.gateways import another_gateway, kvgate
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
@@ -48,14 +47,7 @@ class OperationsStage(TenantStage):
 
     async def command(self, *words: str) -> tuple[int, str]:
         """Runs `kvgate` against the first gateway. Returns its exit code, and its output with its errors."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gateway.ops.cli", *words, "--gateway", self.urls[0], "--api-key", "greedy"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        output, _ = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, output.decode()
+        return await kvgate(*words, "--gateway", self.urls[0], "--api-key", "greedy")
 
     async def are_exact(self) -> bool:
         return all([len((await self.ready(url))["exact"]) == len(self.cluster.replicas) for url in self.urls])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from gateway.ops.local.ports import free_ports
 from gateway.settings.config_file import merged
 from tests.polling import eventually
 
-_COMMAND = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config")
+_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 
 
 @dataclass
@@ -48,6 +49,15 @@ def configured_like(cluster: Cluster, gateway: str, **overrides: Any) -> dict[st
     return config | {"id": gateway, "port": free_ports(1)[0]} | overrides
 
 
+async def kvgate(*words: str) -> tuple[int, str]:
+    """Runs a command. Returns its exit code, and its output with its errors. It runs in a thread, because asyncio's own
+    processes are not forked (tests/forked.py)."""
+    done = await asyncio.to_thread(
+        subprocess.run, [*_KVGATE, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return done.returncode, done.stdout
+
+
 @asynccontextmanager
 async def another_gateway(cluster: Cluster, gateway: str, **overrides: Any) -> AsyncIterator[GatewayProcess]:
     """Runs another gateway of the cluster, ready to serve, and stops it on exit. `overrides` are sections of its
@@ -72,7 +82,8 @@ def _start(file: Path, config: dict[str, Any]) -> GatewayProcess:
     file.write_text(yaml.safe_dump(config))
     log = file.with_suffix(".log")
     with log.open("wb") as output:
-        process = subprocess.Popen([*_COMMAND, str(file)], stdout=output, stderr=subprocess.STDOUT)
+        command = [*_KVGATE, "gateway", "--config", str(file)]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     return GatewayProcess(config["id"], f"http://127.0.0.1:{config['port']}", process, log)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -21,7 +19,7 @@ from gateway.ops.local.ports import free_ports
 from gateway.records.record import Signer
 from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import Load, api_key, ask, held_stream, prose, running_load
-from tests.cluster.gateways import another_gateway
+from tests.cluster.gateways import another_gateway, kvgate
 from tests.cluster.servers import another_server
 from tests.polling import eventually
 from tests.redis_server import running_redis
@@ -269,17 +267,17 @@ async def test_only_admins_change_the_replicas(cluster: Cluster, http: httpx.Asy
 async def test_the_command_adds_lists_and_removes_and_adds_again(
     cluster: Cluster, http: httpx.AsyncClient, server: SimReplica
 ) -> None:
-    added = await kvgate(cluster, "add", "r7", server.url, "--label", "version=v2")
+    added = await replicas(cluster, "add", "r7", server.url, "--label", "version=v2")
     assert added == (0, "r7 is added; it gets requests when it answers: kvgate replicas list\n")
     await eventually(lambda: all_use(http, cluster, {"r0", "r1", "r7"}))
-    code, text = await kvgate(cluster, "list")
+    code, text = await replicas(cluster, "list")
     assert code == 0
     [row] = [line.split() for line in text.splitlines() if line.startswith("r7")]
     assert (row[1], row[4:]) == ("ready", ["kvgate", "replicas", "add", "version=v2", server.url])
-    code, text = await kvgate(cluster, "remove", "r7", "--wait")
+    code, text = await replicas(cluster, "remove", "r7", "--wait")
     assert (code, text.splitlines()[-1]) == (0, "r7 is removed")
     await eventually(lambda: all_use(http, cluster, {"r0", "r1"}))
-    await kvgate(cluster, "add", "r7", server.url)
+    await replicas(cluster, "add", "r7", server.url)
     await eventually(lambda: all_use(http, cluster, {"r0", "r1", "r7"}))
     await eventually(lambda: gets_requests(http, cluster, "r7"))
     async with redis.Redis.from_url(cluster.redis_url, decode_responses=True) as client:
@@ -289,23 +287,15 @@ async def test_the_command_adds_lists_and_removes_and_adds_again(
         ("ops", "remove replica"),
         ("ops", "add replica"),
     ]
-    code, text = await kvgate(cluster, "remove", "r0")
+    code, text = await replicas(cluster, "remove", "r0")
     assert (code, "comes from configuration: remove it there" in text) == (1, True)
-    code, text = await kvgate(cluster, "remove", "r9")
+    code, text = await replicas(cluster, "remove", "r9")
     assert (code, "was not added; kvgate replicas list lists all" in text) == (1, True)
 
 
-async def kvgate(cluster: Cluster, *words: str) -> tuple[int, str]:
-    """Runs `kvgate replicas`. Returns its exit code, and its output with its errors."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "gateway.ops.cli", "replicas", *words),
-        *("--gateway", cluster.gateway_urls[0], "--api-key", OPS),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+async def replicas(cluster: Cluster, *words: str) -> tuple[int, str]:
+    """Runs `kvgate replicas` as an admin. Returns its exit code, and its output with its errors."""
+    return await kvgate("replicas", *words, "--gateway", cluster.gateway_urls[0], "--api-key", OPS)
 
 
 async def test_while_redis_is_away_a_removal_counts_at_once_here_and_for_all_when_it_is_back(

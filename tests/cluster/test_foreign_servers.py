@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +13,11 @@ from aiohttp import web
 
 from gateway.ops.local.ports import free_ports
 from tests.cluster.clients import ask, is_complete, prose
+from tests.cluster.gateways import kvgate
 from tests.web_server import serving
 
 Server = TypeVar("Server", bound="ForeignServer")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 
 
 class ForeignServer:
@@ -62,14 +60,6 @@ async def listening(server: Server, health: Handler | None = None) -> AsyncItera
         yield server
 
 
-async def kvgate(*arguments: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *_KVGATE, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
-
-
 async def test_servers_that_are_not_vllm_are_fronted_with_prefix_routing(
     http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -77,7 +67,9 @@ async def test_servers_that_are_not_vllm_are_fronted_with_prefix_routing(
     async with listening(ForeignServer("one")) as one, listening(ForeignServer("two")) as two:
         fronted = [option for each in (one, two) for option in ("--replica", f"id={each.name},url={each.url}")]
         try:
-            await kvgate("up", "--detach", *state_dir, "--gateways", "2", "--port", str(free_ports(1)[0]), *fronted)
+            up = ("up", "--detach", *state_dir, "--gateways", "2", "--port", str(free_ports(1)[0]), *fronted)
+            code, output = await kvgate(*up)
+            assert code == 0, output
             urls = [gateway["url"] for gateway in json.loads((tmp_path / "cluster.json").read_text())["gateways"]]
             served = set()
             for n in range(4):
