@@ -33,7 +33,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
+_PYTHON = (sys.executable, "-P")
+KVGATE = (*_PYTHON, "-m", "gateway.ops.cli")
+GLASS_REPLICA = (*_PYTHON, str(Path(__file__).with_name("chaos") / "glass_replica.py"))
 _IMPORTED = (
     "coordinator.agent.agent",
     "coordinator.agent.control_client",
@@ -56,14 +58,14 @@ _server = ""
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A process that the server forks if it runs `kvgate`; else one that is started as always."""
+    """A process that the server forks if it runs `kvgate` or a glass replica; else one that is started as always."""
 
     _status: socket.socket | None = None
     """The server writes here how the process ended."""
 
     def _execute_child(self, args: Any, *details: Any) -> None:
         command = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(each) for each in args]
-        if tuple(command[: len(KVGATE)]) != KVGATE:
+        if not any(tuple(command[: len(program)]) == program for program in (KVGATE, GLASS_REPLICA)):
             super()._execute_child(args, *details)  # type: ignore[misc]
             return
         _, _, _, pass_fds, cwd, env, _, _, _, *pipes = details
@@ -234,7 +236,8 @@ def _become(path: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["env"])
         _take(dict(zip(request["fds"], fds, strict=True)))
-        sys.argv = ["kvgate", *request["command"][len(KVGATE) :]]
+        words = request["command"][len(_PYTHON) :]
+        sys.argv = ["kvgate", *words[2:]] if words[0] == "-m" else words
         if sys.argv[1:2] == ["up"]:
             _ask(path)
         for name, value in json.loads(os.environ.get(_CONSTANTS, "{}")).items():
@@ -242,7 +245,7 @@ def _become(path: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
             holder = importlib.import_module(module)
             getattr(holder, constant)  # a name that is none ends the process
             setattr(holder, constant, value)
-        code = _run()
+        code = _run(words)
     finally:
         os._exit(code)
 
@@ -262,10 +265,13 @@ def _take(wanted: dict[int, int]) -> None:
     sys.stderr = os.fdopen(2, "w", closefd=False, buffering=1, errors="backslashreplace")
 
 
-def _run() -> int:
+def _run(words: list[str]) -> int:
     code: Any = 0
     try:
-        runpy.run_module("gateway.ops.cli", run_name="__main__", alter_sys=True)
+        if words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
         threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as ended:
         code = ended.code

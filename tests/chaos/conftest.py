@@ -18,7 +18,7 @@ from tests.chaos import truth_stage
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
 from tests.chaos.truth_stage import TruthStage
 from tests.cluster.ledger import Ledger
-from tests.forked import constants
+from tests.forked import GLASS_REPLICA, constants
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
@@ -63,7 +63,7 @@ def truth_cluster() -> Iterator[TruthStage]:
             gateways=2,
             replicas=3,
             replica_arguments=truth_stage.REPLICA_ARGUMENTS,
-            replica_command=truth_stage.REPLICA_COMMAND,
+            replica_command=GLASS_REPLICA,
             config=truth_stage.CONFIG,
             redis_url=server.url,
         ) as cluster,

@@ -15,6 +15,7 @@ from tests.chaos import truth_stage
 from tests.chaos.truth_stage import TruthStage
 from tests.cluster.clients import Load, held_stream, running_load
 from tests.cluster.ledger import Ledger
+from tests.forked import GLASS_REPLICA
 from tests.polling import eventually
 from tests.redis_groups import MASTER, SentinelGroup, client_of, running_sentinels
 
@@ -40,7 +41,7 @@ def cluster(group: SentinelGroup) -> Iterator[TruthStage]:
         gateways=2,
         replicas=3,
         replica_arguments=REPLICA_ARGUMENTS,
-        replica_command=truth_stage.REPLICA_COMMAND,
+        replica_command=GLASS_REPLICA,
         config=truth_stage.CONFIG,
         redis_url=group.url,
     ) as cluster:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +21,6 @@ from bench.cluster import Cluster, SimReplica
 from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord
 from gateway.tasks import Tasks
-from tests.chaos import glass_replica
 from tests.chaos.truth_check import BLOCK_TOKENS, Told, fitted, is_measured, path_of, untold, untrue
 from tests.cluster.clients import CHAT, chat, is_complete, prose
 from tests.cluster.ledger import Ledger
@@ -33,7 +30,6 @@ from tests.redis_server import RedisServer
 BLOCKS = 256
 """The blocks of a replica's cache: room for six prompts of 400 words."""
 REPLICA_ARGUMENTS = ("--speed", "20", "--num-gpu-blocks", str(BLOCKS))
-REPLICA_COMMAND = (sys.executable, "-P", str(Path(glass_replica.__file__)))
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "timeouts": {"first_byte_s": 5, "request_s": 60},
