@@ -20,6 +20,8 @@ from tests.polling import eventually
 EACH = 2
 SLOTS = 3 * EACH
 """If `policy.max_active_requests` is EACH."""
+LOOKS_EVERY_S = 0.03
+"""Tests that count running requests look this often: much less than any of these requests takes."""
 
 
 def api_keys(tenants: Iterable[str], admins: Iterable[str]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 
 from bench.cluster import running_cluster
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
-from tests.chaos.tenant_stage import EACH, SLOTS, TenantStage, api_keys
+from tests.chaos.tenant_stage import EACH, LOOKS_EVERY_S, SLOTS, TenantStage, api_keys
 from tests.cluster.clients import ask
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
@@ -98,6 +98,7 @@ async def test_no_replica_ever_has_more_than_its_slots_and_every_request_is_answ
         engines = await asyncio.gather(*(stage.replica_state(replica) for replica in stage.cluster.replicas))
         assert all(one["running"] <= EACH for one in engines)
         most = max(most, sum(map(int, active.values())))
+        await asyncio.sleep(LOOKS_EVERY_S)
     answers = [await task for task in tasks]
     assert [answer.status_code for answer in answers] == [200] * len(answers)
     assert sum("waited_ms=" in answer.headers["x-kvgate-decision"] for answer in answers) >= WAITING // 2
@@ -209,6 +210,7 @@ async def test_without_the_store_no_replica_has_more_than_its_slots_and_every_re
         while not all(task.done() for task in tasks):
             most = max(most, await stage.most_running())
             assert most <= EACH
+            await asyncio.sleep(LOOKS_EVERY_S)
         answers = [await task for task in tasks]
     assert most == EACH
     assert [answer.status_code for answer in answers] == [200] * len(answers)

@@ -11,6 +11,7 @@ import httpx
 
 from gateway.tasks import Tasks
 from tests.chaos.truth_stage import Answer, TruthStage
+from tests.cluster.clients import PAUSE_S
 
 
 class Askers:
@@ -56,7 +57,7 @@ class Askers:
                 if not self._gateways_may_die:
                     raise
                 self.died += 1
-                await asyncio.sleep(random.uniform(0.01, 0.05))
+            await asyncio.sleep(random.uniform(0, 2 * PAUSE_S))
 
     def overpredicted(self) -> list[Answer]:
         """Answers with fewer cached tokens than predicted."""

@@ -16,6 +16,8 @@ import orjson
 from gateway.tasks import Tasks
 
 CHAT = "/v1/chat/completions"
+PAUSE_S = 0.025
+"""The average pause of a client in the background. Without it, the load of one test takes the cores of all others."""
 _WORDS = ("river", "stone", "light", "paper", "cloud", "green", "table", "north", "seven", "glass")
 
 
@@ -136,6 +138,7 @@ class Load:
                 self.failures.append(f"{url}: {error!r}")
             else:
                 self._note(url, response)
+            await asyncio.sleep(self._rng.uniform(0, 2 * PAUSE_S))
 
     def _note(self, url: str, response: httpx.Response) -> None:
         if is_complete(response):
