@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ def redis_server(redis_version: str) -> Iterator[RedisServer]:
         yield server
 
 
+@functools.cache
 def documented_patterns() -> list[re.Pattern[str]]:
     """The key patterns of the data model's table, such as `kvgate:{m}:own:<key>`."""
     names = re.findall(r"^\| `(kvgate:[^`]+)`", README.read_text(), flags=re.MULTILINE)
