@@ -134,7 +134,7 @@ async def is_ready_everywhere(stage: OperationsStage, replica: str) -> bool:
 
 async def test_wrong_names_and_keys_are_refused(stage: OperationsStage) -> None:
     code, output = await stage.command("drain", "r9")
-    assert (code, "GET /v1/replicas lists them" in output) == (1, True), output
+    assert (code, "kvgate replicas list lists them" in output) == (1, True), output
     json_type = {"content-type": "application/json"}
     refused = await stage.tenants["urgent"].post(stage.urls[0] + "/v1/replicas/r0/drain", headers=json_type)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_required")
