@@ -28,10 +28,12 @@ NOT_CHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("patient", deadline=None, suppress_health_check=NOT_CHECKED)
 settings.load_profile("patient")
 
-FIRST = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/cluster/", "tests/gateway/ops/cli/")
-"""These files run first, because they take longest."""
-SHARED = FIRST[:3]
+SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/")
 """Files whose paths begin with the same entry share clusters. A cluster takes seconds to start."""
+APART = tuple(f"tests/chaos/test_{name}.py" for name in ("operations", "queue", "slot_migration", "tenant_limits"))
+"""Files with clusters of their own. With them, tests/chaos would keep one worker busy longer than all other tests."""
+FIRST = (*SHARED, *APART, "tests/cluster/", "tests/gateway/ops/cli/")
+"""These files run first, because they take longest."""
 
 
 ELSEWHERE = {
@@ -49,16 +51,18 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def place_in(names: tuple[str, ...], file: str) -> int:
-    return next((place for place, name in enumerate(names) if file.startswith(name)), len(names))
+def group_of(file: str) -> str:
+    """The longest entry of FIRST with which the path of a file begins; else the path."""
+    return max((name for name in FIRST if file.startswith(name)), key=len, default=file)
 
 
 class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
     """Sends all tests that share clusters to one worker, in order. It does the same for the tests of one file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        place = place_in(SHARED, file_of(nodeid))
-        return SHARED[place] if place < len(SHARED) else file_of(nodeid)
+        file = file_of(nodeid)
+        group = group_of(file)
+        return group if group in SHARED else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -87,7 +91,8 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: place_in(FIRST, file_of(item.nodeid)))
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(group_of(file_of(item.nodeid)), len(FIRST)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
