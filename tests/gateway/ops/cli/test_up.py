@@ -240,7 +240,8 @@ def test_a_cluster_of_a_file_with_keys_says_how_to_send_requests_and_when_the_fi
     config = tmp_path / "keys.yaml"
     entry = {"name": "me", "sha256": sha256(b"secret-of-me").hexdigest(), "tenant": "us"}
     config.write_text(json.dumps({"security": {"api_keys": [entry], "cache_salt_secret": "salt" * 8}}))
-    with kvgate.up_in_foreground("--config", str(config)) as up:
+    of_one = ("--config", str(config), "--gateways", "1", "--replicas", "1")
+    with kvgate.up_in_foreground(*of_one) as up:
         shown = output_until(up, "Ctrl-C stops everything")
         assert "no request was sent: this cluster asks for API keys. Set KVGATE_API_KEY" in shown
         steps = shown.partition("Try next")[2].replace("YOUR_KEY", "secret-of-me")
@@ -261,9 +262,9 @@ def test_a_cluster_of_a_file_with_keys_says_how_to_send_requests_and_when_the_fi
         output_until(up, f"{config} is used again")
         up.send_signal(signal.SIGINT)
         assert up.wait(20) == 0
-    with kvgate.up_in_foreground("--config", str(config), env={"KVGATE_API_KEY": "secret-of-me"}) as up:
+    with kvgate.up_in_foreground(*of_one, env={"KVGATE_API_KEY": "secret-of-me"}) as up:
         shown = output_until(up, "Ctrl-C stops everything")
-        assert "  text  via gw1 → answered (where and why, only an admin's key is told)" in shown
+        assert "  text  via gw0 → answered (where and why, only an admin's key is told)" in shown
         assert "secret-of-me" not in shown
         assert '-H "Authorization: Bearer $KVGATE_API_KEY"' in shown
 
@@ -285,10 +286,10 @@ def has_hits(url: str) -> bool:
 
 
 async def test_a_load_goes_on_when_the_command_has_returned_until_the_cluster_stops(kvgate: Kvgate) -> None:
-    assert kvgate.up("--detach", "--load", "chat").returncode == 0
+    assert kvgate.up("--detach", "--load", "chat", "--replicas", "1").returncode == 0
     for gateway in kvgate.cluster()["gateways"]:
         assert await wait_until(lambda url=gateway["url"]: has_hits(url), 30)
-    assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).stdout == "stopped 8 processes\n"
+    assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).stdout == "stopped 6 processes\n"
     assert kvgate.alive() == []
 
 
