@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import orjson
 import pytest
+import pytest_asyncio
 
 from bench.cluster import Cluster, SimReplica
 from tests.cluster.clients import CHAT, chat, prose
@@ -38,11 +38,13 @@ class Stage(NamedTuple):
     servers: list[SimReplica]
 
 
-@pytest.fixture
-async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> AsyncIterator[Stage]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    folder = tmp_path_factory.mktemp("names")
     async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(httpx.AsyncClient())
         named = (("--model", "kvgate/1", "--served-name", V1), ("--model", "kvgate/2", "--served-name", V2))
-        servers = [await stack.enter_async_context(another_server(http, tmp_path, *names)) for names in named]
+        servers = [await stack.enter_async_context(another_server(http, folder, *names)) for names in named]
         replicas = [{"id": f"name-{at}", "url": server.url} for at, server in enumerate(servers)]
         settings = {"replicas": replicas, "models": [MODEL], "health": {"timeout_s": 2}}
         gateway = await stack.enter_async_context(another_gateway(cluster, "names", **settings))
@@ -85,13 +87,6 @@ async def test_clients_get_back_the_name_that_they_used(
     assert served == {V1: 2, V2: 2}, "a replica refuses any name but its own"
 
 
-async def test_a_retry_asks_under_the_other_name(stage: Stage, http: httpx.AsyncClient) -> None:
-    await http.post(f"{stage.servers[0].url}/sim/fail", json={"mode": "error", "status": 500, "count": -1})
-    for at in range(4):
-        answer = await http.post(stage.url + CHAT, json=chat(prose(f"retry {at}", 40), model="chat"))
-        assert (answer.status_code, answer.headers["x-kvgate-model"], names_in(answer)) == (200, V2, {"chat"})
-
-
 async def test_a_response_is_continued_under_the_name_that_its_replica_knows(
     stage: Stage, http: httpx.AsyncClient
 ) -> None:
@@ -104,3 +99,11 @@ async def test_a_response_is_continued_under_the_name_that_its_replica_knows(
         assert second.headers["x-kvgate-model"] == first.headers["x-kvgate-model"]
         seen.add(second.headers["x-kvgate-model"])
     assert seen == {V1, V2}
+
+
+async def test_a_retry_asks_under_the_other_name(stage: Stage, http: httpx.AsyncClient) -> None:
+    """The last test: its server fails from now on."""
+    await http.post(f"{stage.servers[0].url}/sim/fail", json={"mode": "error", "status": 500, "count": -1})
+    for at in range(4):
+        answer = await http.post(stage.url + CHAT, json=chat(prose(f"retry {at}", 40), model="chat"))
+        assert (answer.status_code, answer.headers["x-kvgate-model"], names_in(answer)) == (200, V2, {"chat"})
