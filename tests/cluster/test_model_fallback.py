@@ -1,4 +1,6 @@
-"""Another model answers when the one that a client asked for cannot; four gateways, three replicas."""
+"""Another model answers when the one that a client asked for cannot; four gateways, three replicas.
+
+The tests share them. Each test finds them as the tests before have left them, so those that break more come later."""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from bench.cluster import Cluster, SimReplica
 from tests.api.stage import PATIENT_REDIS
@@ -30,13 +32,14 @@ class Stage(NamedTuple):
     settings: dict[str, Any]
 
 
-@pytest.fixture
-async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> AsyncIterator[Stage]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """Two replicas of a large model, and one of a small one, which may answer in its place requests without tools."""
+    folder = tmp_path_factory.mktemp("fallback")
     async with AsyncExitStack() as stack:
-        servers = {}
+        http, servers = await stack.enter_async_context(httpx.AsyncClient()), {}
         for name, root in (("a", LARGE), ("b", LARGE), ("c", SMALL)):
-            server = another_server(http, tmp_path, "--model", root, "--served-name", root, "--speed", "20")
+            server = another_server(http, folder, "--model", root, "--served-name", root, "--speed", "20")
             servers[name] = await stack.enter_async_context(server)
         models = [
             {"name": "chat", "backends": [{"match": {"root": LARGE}}], "fallback": [{"model": SMALL, "tools": False}]},
@@ -62,12 +65,57 @@ async def _ready(http: httpx.AsyncClient, url: str, count: int) -> bool:
     return len((await http.get(f"{url}/ready")).json()["replicas"]) == count
 
 
+async def own_replicas_answer(stage: Stage, http: httpx.AsyncClient, status: int) -> None:
+    """From now on, the replicas of the large model answer all requests with this status."""
+    fault = {"mode": "none"} if status == 200 else {"mode": "error", "status": status, "count": -1}
+    for name in ("a", "b"):
+        assert (await http.post(f"{stage.servers[name].url}/sim/fail", json=fault)).status_code == 200
+
+
 async def test_requests_go_to_their_own_model_while_it_can_answer(stage: Stage, http: httpx.AsyncClient) -> None:
     answers = await asyncio.gather(
         *(ask(http, stage.urls[at % GATEWAYS], prose(f"own {at}", 40), model="chat") for at in range(20))
     )
     assert {answer.headers["x-kvgate-model"] for answer in answers} == {LARGE}
     assert {answer.json()["model"] for answer in answers} == {"chat"}
+
+
+async def test_another_model_answers_when_there_is_no_room_in_time(
+    cluster: Cluster, stage: Stage, http: httpx.AsyncClient
+) -> None:
+    short = {"policy": {"max_active_requests": 1}, "queue": {"wait_s": 0.5}}
+    async with (
+        another_gateway(cluster, "fallback-short", **stage.settings, **short) as gateway,
+        held_stream(http, gateway.url, "one", model="strict", max_tokens=2000),
+        held_stream(http, gateway.url, "two", model="strict", max_tokens=2000),
+    ):
+        answer = await ask(http, gateway.url, "no room for it", model="chat")
+        assert (answer.status_code, answer.headers["x-kvgate-model"]) == (200, SMALL)
+        refused = await ask(http, gateway.url, "nor for this", model="strict")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "deadline_unreachable")
+
+
+async def test_another_model_answers_when_every_replica_of_its_own_fails(stage: Stage, http: httpx.AsyncClient) -> None:
+    await own_replicas_answer(stage, http, 500)
+    answer = await ask(http, stage.urls[0], prose("it fails", 40), model="chat")
+    assert (answer.status_code, answer.headers["x-kvgate-model"]) == (200, SMALL)
+    await own_replicas_answer(stage, http, 200)
+    metrics = (await http.get(f"{stage.urls[0]}/metrics")).text
+    assert 'kvgate_fallbacks_total{why="failed"} 1.0' in metrics
+
+
+async def test_a_spent_retry_budget_keeps_nobody_from_the_other_model_while_no_own_replica_is_sound(
+    stage: Stage, http: httpx.AsyncClient
+) -> None:
+    async def models(count: int, what: str) -> Counter[str]:
+        asked = (ask(http, stage.urls[0], prose(f"{what} {at}", 40), model="chat") for at in range(count))
+        answers = [await each for each in asked]
+        return Counter(each.headers.get("x-kvgate-model", "") for each in answers if each.status_code == 200)
+
+    assert await models(20, "well") == {LARGE: 20}
+    await own_replicas_answer(stage, http, 500)
+    await models(40, "the budget is spent")
+    assert await models(40, "then") == {SMALL: 40}
 
 
 async def test_another_model_answers_while_none_of_its_own_replicas_is_there_and_says_so(
@@ -99,44 +147,3 @@ async def test_another_model_answers_while_none_of_its_own_replicas_is_there_and
     assert (with_tools.status_code, with_tools.json()["error"]["code"]) == (503, "no_replica")
     strict = await ask(http, stage.urls[0], "a model without fallback", model="strict")
     assert strict.status_code == 503
-
-
-async def test_another_model_answers_when_every_replica_of_its_own_fails(stage: Stage, http: httpx.AsyncClient) -> None:
-    for name in ("a", "b"):
-        fault = {"mode": "error", "status": 500, "count": -1}
-        assert (await http.post(f"{stage.servers[name].url}/sim/fail", json=fault)).status_code == 200
-    answer = await ask(http, stage.urls[0], prose("it fails", 40), model="chat")
-    assert (answer.status_code, answer.headers["x-kvgate-model"]) == (200, SMALL)
-    metrics = (await http.get(f"{stage.urls[0]}/metrics")).text
-    assert 'kvgate_fallbacks_total{why="failed"} 1.0' in metrics
-
-
-async def test_a_spent_retry_budget_keeps_nobody_from_the_other_model_while_no_own_replica_is_sound(
-    stage: Stage, http: httpx.AsyncClient
-) -> None:
-    async def models(count: int, what: str) -> Counter[str]:
-        asked = (ask(http, stage.urls[0], prose(f"{what} {at}", 40), model="chat") for at in range(count))
-        answers = [await each for each in asked]
-        return Counter(each.headers.get("x-kvgate-model", "") for each in answers if each.status_code == 200)
-
-    assert await models(20, "well") == {LARGE: 20}
-    for name in ("a", "b"):
-        fault = {"mode": "error", "status": 500, "count": -1}
-        assert (await http.post(f"{stage.servers[name].url}/sim/fail", json=fault)).status_code == 200
-    await models(40, "the budget is spent")
-    assert await models(40, "then") == {SMALL: 40}
-
-
-async def test_another_model_answers_when_there_is_no_room_in_time(
-    cluster: Cluster, stage: Stage, http: httpx.AsyncClient
-) -> None:
-    short = {"policy": {"max_active_requests": 1}, "queue": {"wait_s": 0.5}}
-    async with (
-        another_gateway(cluster, "fallback-short", **stage.settings, **short) as gateway,
-        held_stream(http, gateway.url, "one", model="strict", max_tokens=2000),
-        held_stream(http, gateway.url, "two", model="strict", max_tokens=2000),
-    ):
-        answer = await ask(http, gateway.url, "no room for it", model="chat")
-        assert (answer.status_code, answer.headers["x-kvgate-model"]) == (200, SMALL)
-        refused = await ask(http, gateway.url, "nor for this", model="strict")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "deadline_unreachable")
