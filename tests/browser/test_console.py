@@ -144,11 +144,13 @@ def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Clus
 
 def test_nothing_scrolls_sideways_from_a_phone_to_a_wide_screen(browser: Browser, cluster: Cluster) -> None:
     url = cluster.gateway_urls[0]
-    for width, is_card in ((390, True), (1180, False), (1400, False)):
-        with page_of(browser, url, viewport={"width": width, "height": 800}) as (page, _):
-            log_in(page, url, "decisions")
-            rows = page.locator("#records tr[data-request]")
-            wait_until(lambda rows=rows: ask(url, fresh("row")) or rows.count() > 1)
+    with page_of(browser, url) as (page, _):
+        log_in(page, url, "decisions")
+        rows = page.locator("#records tr[data-request]")
+        wait_until(lambda: ask(url, fresh("row")) or rows.count() > 1)
+        for width, is_card in ((390, True), (1180, False), (1400, False)):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.reload()
             for view in ("Overview", "Decisions", "Prefixes", "Queue", "Store", "Ask"):
                 page.get_by_role("link", name=view).click()
                 expect(page.locator("main > section:visible tbody tr").first).to_be_visible()
