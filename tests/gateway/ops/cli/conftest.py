@@ -21,7 +21,9 @@ import pytest
 from gateway.ops.cli import main
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.state_dir import read_processes
+from tests.forked import build_commands_once
 
+build_commands_once()
 COMMAND = [sys.executable, "-P", "-m", "gateway.ops.cli"]
 
 
