@@ -10,7 +10,6 @@ import asyncio
 import io
 import random
 import subprocess
-import sys
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ import pytest
 import redis.asyncio as redis
 import yaml
 
-from bench.cluster import SimReplica
+from bench.cluster import KVGATE, SimReplica
 from bench.fleet.gateways import GatewayProcess
 from bench.fleet.replicas import light_replicas
 from bench.fleet.settings import LightSettings
@@ -50,6 +49,11 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(folder)  # our own files
     return folder
+
+
+def kvgate_of(packages: Path) -> tuple[str, ...]:
+    """The command that runs the code of these packages. This version's is forked (tests/forked.py)."""
+    return KVGATE if packages == ROOT else ("env", f"PYTHONPATH={packages}", *KVGATE)
 
 
 @dataclass
@@ -84,8 +88,8 @@ class Stage:
                 | {"health": health}
             )
         )
-        command = ("env", f"PYTHONPATH={packages}", sys.executable, "-P", "-m", "gateway.ops.cli", "gateway")
-        with log.open("wb") as output, running((*command, "--config", str(file)), output) as process:
+        command = (*kvgate_of(packages), "gateway", "--config", str(file))
+        with log.open("wb") as output, running(command, output) as process:
             gateway = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
             gateway.wait_until_ready(replicas)
             yield gateway
@@ -99,7 +103,7 @@ class Stage:
         assert not stream or "data: [DONE]" in answer.text
         return answer.headers["x-kvgate-replica"]
 
-    async def load(self, urls: list[str], seed: int, count: int = 150) -> None:
+    async def load(self, urls: list[str], seed: int, count: int = 100) -> None:
         """Requests about a few documents, through these gateways at random."""
         dice, at_once = random.Random(seed), asyncio.Semaphore(12)
 
@@ -165,8 +169,7 @@ async def test_an_upgrade_loses_no_request_and_no_count(stage: Stage, older: Pat
 def agent_of(packages: Path, sim: SimReplica, redis_url: str, folder: Path) -> Iterator[None]:
     """An agent that runs the code of these packages, until it is told to stop."""
     options = ("--replica", sim.id, "--url", sim.url, "--redis-url", redis_url)
-    command = ("env", f"PYTHONPATH={packages}", sys.executable, "-P", "-m", "gateway.ops.cli", "agent", *options)
-    with (folder / "agent.log").open("ab") as log, running(command, log) as process:
+    with (folder / "agent.log").open("ab") as log, running((*kvgate_of(packages), "agent", *options), log) as process:
         yield
         process.terminate()
         process.wait(30)
