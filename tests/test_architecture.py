@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -49,8 +50,13 @@ def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
-def imports(file: Path) -> Iterator[str]:
+@functools.cache
+def imports(file: Path) -> tuple[str, ...]:
     """The full name of every import in a file, including imports inside functions."""
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
