@@ -26,7 +26,7 @@ LAYERS = (
     "coordinator.watch coordinator.agent coordinator.engine coordinator.survey",
     "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines gateway.interpreter",
     "gateway.settings gateway.logs gateway.http gateway.prompt gateway.simulator",
-    "gateway.upstream gateway.tls gateway.records",
+    "gateway.upstream gateway.tls gateway.records gateway.billing",
     "gateway.replicas gateway.reload",
     "gateway.request gateway.metrics",
     "gateway.access_log",

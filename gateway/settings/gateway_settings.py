@@ -21,6 +21,7 @@ from pydantic_core import PydanticKnownError
 from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
 from gateway.settings.base import Count, HostName, Labels, Milliseconds, Namespace, Port, Section, Slug, distinct
+from gateway.settings.billing_settings import BillingSettings
 from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError, build, merged, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
@@ -215,6 +216,7 @@ class GatewaySettings(Section):
     policy: PolicySettings = PolicySettings()
     queue: QueueSettings = QueueSettings()
     tenants: Annotated[list[TenantSettings], distinct("name")] = Field(default=[])
+    billing: BillingSettings = BillingSettings()
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     retries: RetrySettings = RetrySettings()
@@ -234,6 +236,14 @@ class GatewaySettings(Section):
                     f"tenants: {tenant.name} has the priority {tenant.priority}, which is none of queue.bands: "
                     + ", ".join(bands)
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _prices_are_of_models(self) -> Self:
+        model_of = {alias: model.name for model in self.models for alias in model.aliases}
+        for price in self.billing.prices:
+            if (model := model_of.get(price.model)) is not None:
+                raise ValueError(f"billing.prices: {price.model} is an alias of {model}; give the price of {model}")
         return self
 
     @model_validator(mode="after")

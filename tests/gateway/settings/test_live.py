@@ -43,6 +43,7 @@ def security(**fields: Any) -> dict[str, Any]:
         ("policy.max_active_requests", {"policy": {"max_active_requests": 7}}),
         ("queue.wait_s", {"queue": {"wait_s": 7}}),
         ("discovery.dns", {"discovery": {"dns": {"names": ["vllm.internal"]}}}),
+        ("billing.prices", {"billing": {"prices": [{"model": "chat", "output_per_mtok": 4.0}]}}),
         ("log.level", {"log": {"level": "debug"}}),
         ("log.access_log", {"log": {"access_log": "-"}}),
     ],

@@ -1,0 +1,4 @@
+"""What requests cost.
+
+prices   what a request costs
+"""
