@@ -78,6 +78,12 @@ def audit_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:audit{{records}}"
 
 
+def usage_key(namespace: str = "") -> str:
+    """The base of the keys of the ledger of usage: `<base>:<hour>`, `<base>:hours` and `<base>:writers`. Its hash tag
+    stands behind its name, as that of `records_key`."""
+    return f"{prefix(namespace)}:usage{{usage}}"
+
+
 def _key(name: str) -> cached_property[str]:
     """A key that a pool has once."""
     return cached_property(lambda keys: f"{keys.base}:{name}")

@@ -8,6 +8,7 @@ no pool has a connection of its own, too, from the first question about it on.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,6 +22,9 @@ from coordinator.redis.time_limit import LoopLag
 from coordinator.store_connection import CONNECT_S, StoreConnection, StoreOptions
 
 __all__ = ["Store", "StoreOptions"]
+
+_TAG = re.compile(r"\{([^}]+)\}")
+"""A key's hash tag."""
 
 
 class Store:
@@ -39,7 +43,7 @@ class Store:
         self._home = self._connect(self.pools_key)
         """The connection of all pools; in a Redis Cluster, that of the set of pools."""
         self._of_keys: dict[str, StoreConnection] = {}
-        """In a Redis Cluster: those of other keys that belong to no pool."""
+        """In a Redis Cluster: those of other keys that belong to no pool, by what decides on their slot."""
         self._pools: dict[str, Pool] = {}
         self._connections: dict[str, StoreConnection] = {}
         """By pool."""
@@ -120,14 +124,16 @@ class Store:
     async def _connection_of(self, key: str) -> StoreConnection:
         if not self._is_cluster or key == self.pools_key:
             return self._home
-        connection = self._of_keys.get(key) or self._connect_for(key)
+        tag = _TAG.search(key)
+        slot = tag[1] if tag is not None else key
+        connection = self._of_keys.get(slot) or self._connect_for(slot, key)
         await connection.first_attempt()
         return connection
 
-    def _connect_for(self, key: str) -> StoreConnection:
+    def _connect_for(self, slot: str, key: str) -> StoreConnection:
         if self._running is None:
             raise StoreDown("the store is not connected")
-        connection = self._of_keys[key] = StoreConnection(self._settings, key, lambda _up, _reason: None, self.lag)
+        connection = self._of_keys[slot] = StoreConnection(self._settings, key, lambda _up, _reason: None, self.lag)
         self._running.create_task(connection.run())
         return connection
 

@@ -22,7 +22,7 @@ LAYERS = (
     "coordinator.redis",
     "coordinator.pool",
     "coordinator.maintenance",
-    "coordinator.store_connection coordinator.store coordinator.known_pools coordinator.records",
+    "coordinator.store_connection coordinator.store coordinator.known_pools coordinator.records coordinator.usage",
     "coordinator.watch coordinator.agent coordinator.engine coordinator.survey",
     "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines gateway.interpreter",
     "gateway.settings gateway.logs gateway.http gateway.prompt gateway.simulator",

@@ -22,6 +22,7 @@ from coordinator.keys import (
     models_key,
     prefix,
     records_key,
+    usage_key,
 )
 from coordinator.known_pools import list_pool
 from coordinator.maintenance.held_keys import forget
@@ -36,6 +37,7 @@ from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.scripts import load
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
+from coordinator.usage import Consumed, Hour, Row, UsageStore
 from gateway.settings.policies import POLICIES
 from tests.coordinator.stage import (
     chain,
@@ -178,6 +180,13 @@ async def keep_records(store: Store) -> None:
     assert await records.put([RecordChange("key/k", b"1", b"")], AuditNote())
 
 
+async def keep_usage(store: Store) -> None:
+    """What gateways do with the ledger of usage."""
+    usage, hour, row = UsageStore(store, "", "gw0"), Hour("2026-11-28T14+0000", 1_795_874_400), Row("team", "", "m")
+    assert await usage.add(0, 1, {hour: {row: Consumed(1)}}, 3600) == 1
+    assert [await usage.rows(name) for name in await usage.hours()] == [{row: Consumed(1)}]
+
+
 async def survey(url: str) -> None:
     """What the doctor must read with the gateways' user."""
     found = await Survey.open(url, 5.0)
@@ -244,6 +253,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
         await tell(store, restricted_url)
         await survey(restricted_url)
         await keep_records(store)
+        await keep_usage(store)
         await client.hset(pool.keys.gateways, "gw9", f"1 {await now_ms(client) - 1}")
         await client.hset(pool.keys.flight("gw9"), "x", f"r0 life1 1 10 {chain(1)[0]}")
         await eventually(lambda: is_reaped(pool, client, "gw9"))
@@ -270,7 +280,8 @@ async def test_an_agents_user_can_do_what_agents_do_and_reaches_no_record_of_ope
     denied = {entry["object"] for entry in await client.acl_log()}
     assert denied <= {"client", "client|setinfo"}
     async with redis.Redis.from_url(url, protocol=2) as agent:
-        for key in (records_key(), audit_key(), console_secret_key(), WATCHER, models_key(), decisions_key()):
+        own = (records_key(), audit_key(), f"{usage_key()}:hours", console_secret_key(), WATCHER)
+        for key in (*own, models_key(), decisions_key()):
             for command in (agent.hset(key, "a", "b"), agent.set(key, "x"), agent.delete(key), agent.get(key)):
                 with pytest.raises(NoPermissionError):
                     await command
@@ -285,6 +296,7 @@ def test_no_pattern_of_an_agents_keys_fits_a_record_of_operators(namespace: str)
     for other in ("", "team-a", "records", "audit", namespace):
         assert not fnmatchcase(records_key(other), pattern)
         assert not fnmatchcase(audit_key(other), pattern)
+        assert not fnmatchcase(f"{usage_key(other)}:hours", pattern)
 
 
 async def test_every_command_in_the_list_is_used(redis_server: RedisServer, client: redis.Redis) -> None:

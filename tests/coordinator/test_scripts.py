@@ -13,7 +13,7 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
-from coordinator.keys import WATCHER, audit_key, records_key
+from coordinator.keys import WATCHER, audit_key, records_key, usage_key
 from coordinator.scripts import NAMES, as_function, load, local_line, signature, source
 from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, place, register
 from tests.coordinator.wrappers import ARGUMENTS, CHUNK, wrapper_calls
@@ -65,8 +65,9 @@ def test_a_script_has_the_functions_of_the_includes_that_it_calls_and_no_others(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_headers_name_keys_of_the_data_model_with_their_types(name: str) -> None:
+    base = r"kvgate:(?:\{m\}:|usage\{usage\}:(?=\w))?"
     rows = re.findall(
-        r"^\| `kvgate:(?:\{m\}:)?(\w+)(?::<\w+>|\{\w+\})?` \| ([A-Z]+) ", README.read_text(), flags=re.MULTILINE
+        rf"^\| `{base}(\w+)(?:\{{\w+\}})?(?::<\w+>)?` \| ([A-Z]+) ", README.read_text(), flags=re.MULTILINE
     )
     types = {key: kind.lower() for key, kind in rows} | {"chunks": "string"}  # LMCache's keys
     types["placing"] = "hash"  # those of place
@@ -84,7 +85,8 @@ async def test_callers_pass_what_a_script_must_receive(name: str) -> None:
         spelled = f"kvgate:{{m}}:{key.name}" + (":[^:]+" if key.of else "")
         others = {"watcher": WATCHER, "chunks": CHUNK, "tenants": KEYS.tenants}
         others |= {"placing": r"kvgate:.*"}
-        others |= {"records": records_key(), "audit": audit_key()}
+        others |= {"records": records_key(), "audit": audit_key(), "usage": usage_key()}
+        others |= {name: f"{usage_key()}:{name}" for name in ("writers", "hours")}
         patterns.append(re.sub(r"[{}]", r"\\\g<0>", others.get(key.name, spelled)))
     rest = patterns[-1] if declared[-1].is_many else "$^"
     for at, sent in enumerate(keys):

@@ -31,6 +31,7 @@ from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, Script, load
 from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
+from coordinator.usage import Consumed, Hour, Row, UsageStore
 from coordinator.watch.watch_session import WatchSession
 from coordinator.watch.watcher import Watcher
 from tests.coordinator.stage import chain
@@ -152,6 +153,8 @@ async def _record_calls(wire: Recorder) -> None:
     store._home._wire = wire
     records, change = RecordStore(store, ""), RecordChange("key/a", b"99", b"100")
     await _begun(records.put([change], AuditNote("who", "what", "subject", "tenant")))
+    rows = {Row("te nant", "", "chat"): Consumed(1, 2, 3, 4, 5, 6, 7, 8 * 10**9)}
+    await _begun(UsageStore(store, "", "gw0").add(101, 102, {Hour("2026-11-28T14+0100", 104): rows}, 103))
 
 
 async def _agent_calls(wire: Recorder) -> None:
@@ -214,6 +217,10 @@ ARGUMENTS: dict[str, list[Any]] = {
     "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
     "repair": [1, 0, 500, 0, 60_000],
+    "add_usage": [
+        *("gw0", 101, 102, 103, 1000, 1000),
+        *("2026-11-28T14+0100", 104, "te%20nant", "-", "chat", "1 2 3 4 5 6 0.000000007 8.000000000"),
+    ],
     "put_records": [ANY, "who", "what", "subject", "tenant", 10_000, "key/a", b"99", b"100"],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""
