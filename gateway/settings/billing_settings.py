@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, tzinfo
-from typing import Annotated
+from typing import Annotated, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.settings.base import Section, distinct
 from gateway.settings.model_settings import ModelName
@@ -20,6 +20,12 @@ class PriceSettings(Section):
     cached_input_per_mtok: Money | None = None
     output_per_mtok: Money = 0
     per_image: Money = 0
+
+    @model_validator(mode="after")
+    def _cached_tokens_are_no_dearer(self) -> Self:
+        if self.cached_input_per_mtok is not None and self.cached_input_per_mtok > self.uncached_input_per_mtok:
+            raise ValueError(f"{self.model}: cached_input_per_mtok is more than uncached_input_per_mtok")
+        return self
 
 
 class BillingSettings(Section):
