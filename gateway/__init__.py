@@ -24,7 +24,7 @@ And beside requests:
     metrics/     what a gateway counts, for Prometheus
     tracing/     traces of requests, for an OpenTelemetry backend
     access_log   one line for each request
-    billing/     what requests cost
+    billing/     what requests cost, and the ledger of usage
     settings/    the configuration file: its fields, checks and defaults
     reload       reads it again while the gateway runs
     errors       the exception that ends a request, in OpenAI's JSON shape

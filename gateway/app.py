@@ -10,8 +10,10 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.store import Store, StoreOptions
+from coordinator.usage import UsageStore
 from coordinator.watch.watcher import Watcher
 from gateway.access_log import AccessLog, CannotWrite, check_target
+from gateway.billing.ledger import Ledger
 from gateway.console.asking import ASK_PATH, Asking
 from gateway.console.cluster import ClusterView
 from gateway.console.findings import Findings
@@ -124,6 +126,8 @@ class Gateway:
         self.decisions = Decisions(
             self.store, settings.id, settings.redis.namespace, recorder.sinks, on_watch=self._watched
         )
+        usage = UsageStore(self.store, settings.redis.namespace, self.id)
+        self.ledger = Ledger(settings.billing, usage)
         self.attempts = attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
@@ -164,6 +168,7 @@ class Gateway:
         self.attempts.use(settings)
         self.elsewhere.use(settings.retries)
         self.proxy.use(settings.timeouts)
+        self.ledger.use(settings.billing)
         self.upstream.idle_s = settings.timeouts.idle_s
         self.health_checks.use(settings.health)
         self.hangs.use(settings.health)
@@ -222,6 +227,7 @@ class Gateway:
             objects=objects,
             metrics=self.metrics,
             recorder=recorder,
+            ledger=self.ledger,
             tracing=self.tracing,
         )
 
@@ -306,6 +312,7 @@ class Gateway:
         self.tasks.keep(self.moves.run, "moves")
         self.tasks.keep(self.reload.run, "reload")
         self.tasks.keep(self.decisions.run, "decisions")
+        self.tasks.keep(self.ledger.run, "usage")
         if self.history is not None:
             self.tasks.keep(self.history.run, "history")
         if self.settings.store.watch:
@@ -315,6 +322,7 @@ class Gateway:
 
     async def stop(self) -> None:
         """Leave the store, which gives back this gateway's reservations at once, and end the background tasks."""
+        await self.ledger.close()
         await self.store.leave()
         await self.tasks.close()
         await self.reader.close()

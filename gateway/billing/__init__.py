@@ -1,4 +1,6 @@
-"""What requests cost.
+"""What requests cost, and the ledger of usage.
 
 prices   what a request costs
+hours    the hours of the ledger
+ledger   what this process adds to the ledger
 """

@@ -15,6 +15,14 @@ NANOS = 10**9
 _MTOK = 10**6
 
 
+class TokenCounts(NamedTuple):
+    """What an answer took. Only tokens that the engine told as cached are: a prediction proves nothing."""
+
+    uncached: int
+    cached: int
+    output: int
+
+
 class Price(NamedTuple):
     """The price of a model, in nanos."""
 

@@ -9,13 +9,17 @@ gateway stops, or the API tells no tokens. Then the tokens are counted in this o
   its client does not read. The engine generates all the same.
 
 It is never less than was seen, and never more than the request's own limit. A replica that dies or hangs is no reason
-to pay for more than was seen.
+to pay for more than was seen. A response in the background is generated when nobody listens any more: without usage, it
+counts as long as it may be.
+
+A bill is stricter than a limit: cached tokens are cheaper only if the engine has told that it had them.
 """
 
 from __future__ import annotations
 
 import time
 
+from gateway.billing.prices import TokenCounts
 from gateway.relay.audit import Usage
 from gateway.replicas.fleet import Fleet
 from gateway.request.reader import Job
@@ -36,7 +40,7 @@ _SHARED_STEPS = 2.0
 
 
 class Charges:
-    """Sets what tickets have `used`."""
+    """Sets what tickets have `used`, and the `tokens` that are billed."""
 
     def __init__(self, tenants: Tenants, fleet: Fleet) -> None:
         self._tenants = tenants
@@ -51,6 +55,8 @@ class Charges:
         cached_tokens = ticket.matched_tokens if usage.cached_tokens is None else usage.cached_tokens
         uncached_tokens = usage.prompt_tokens - cached_tokens
         ticket.used = self._tenants.used(job.caller.tenant, uncached_tokens, usage.output_tokens)
+        proven_tokens = min(usage.cached_tokens or 0, usage.prompt_tokens)
+        ticket.tokens = TokenCounts(usage.prompt_tokens - proven_tokens, proven_tokens, usage.output_tokens)
         if ticket.answered_s > self._learns_at_s and usage.output_tokens >= _LEAST_TOKENS * job.choices:
             self._learn_pace(job, ticket, usage.output_tokens, uncached_tokens)
 
@@ -76,9 +82,13 @@ class Charges:
             pace = self._engines_pace(ticket) or self._tokens_per_s.get(job.served.pool, _ASSUMED_TOKENS_PER_S)
             by_pace = round(pace * self._generated_s(job, ticket, uncached_tokens))
         tokens = generated_tokens(ticket.seen_tokens(), by_pace, job.max_output_tokens)
+        if job.is_background:
+            tokens = max(tokens, job.max_output_tokens or self._tenants.long_answer_tokens(job.caller.tenant))
+        computed_tokens = job.prompt_tokens
         if not ticket.is_computed and (rate := self._prefill_tokens_per_s(ticket)):
-            uncached_tokens = min(uncached_tokens, round(rate * (time.monotonic() - ticket.sent_s)))
-        ticket.used = self._tenants.used_so_far(uncached_tokens, tokens)
+            computed_tokens = min(computed_tokens, round(rate * (time.monotonic() - ticket.sent_s)))
+        ticket.used = self._tenants.used_so_far(min(uncached_tokens, computed_tokens), tokens)
+        ticket.tokens = TokenCounts(computed_tokens, 0, tokens)
 
     def _engines_pace(self, ticket: Ticket) -> float:
         member = self._fleet.members.get(ticket.replica)

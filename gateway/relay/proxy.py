@@ -14,6 +14,8 @@ from http import HTTPStatus
 
 import structlog
 
+from coordinator.usage import Row
+from gateway.billing.ledger import Ledger
 from gateway.deadlines import Deadlines
 from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError
@@ -21,7 +23,7 @@ from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
-from gateway.relay.request_record import Recorder
+from gateway.relay.request_record import Recorder, placed_as
 from gateway.relay.stored_objects import StoredObjects
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
@@ -53,6 +55,7 @@ class Proxy:
         objects: StoredObjects,
         metrics: Metrics,
         recorder: Recorder,
+        ledger: Ledger,
         tracing: Tracing,
     ) -> None:
         self._tracing = tracing
@@ -64,6 +67,7 @@ class Proxy:
         self._metrics = metrics
         self.use(timeouts)
         self._recorder = recorder
+        self._ledger = ledger
         self._deadlines = Deadlines()
         self._large_bodies = LargeBodies()
 
@@ -112,6 +116,8 @@ class Proxy:
                 slot.release()
             duration_s = time.perf_counter() - started
             self._count(endpoint, reply, caller, duration_s)
+            if caller is not None:
+                self._bill(reply, caller, duration_s)
             self._recorder.note(exchange, endpoint, reply, caller, duration_s)
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
@@ -160,6 +166,20 @@ class Proxy:
         if job is not None and job.offer is not None and job.offer.options:
             status = "broken" if reply.code and reply.status < HTTPStatus.BAD_REQUEST else str(reply.status)
             metrics.backends.note(job.offer.model, job.option, status, reply.first_byte_s, tokens)
+
+    def _bill(self, reply: Reply, caller: Caller, duration_s: float) -> None:
+        """Counts a request in the ledger. One that was refused, or failed without an answer, took nothing. One whose
+        client hung up took what the engine did until then."""
+        job, ticket = reply.job, reply.tickets[-1] if reply.tickets else None
+        has_failed = reply.status >= HTTPStatus.BAD_REQUEST and reply.status != CLIENT_GONE
+        placed_ms = ticket.placement.placed_ms if ticket is not None and ticket.placement is not None else 0
+        self._ledger.count(
+            placed_ms / 1000 or time.time() - duration_s,
+            Row(caller.tenant or "", caller.key, (placed_as(job) if job is not None else None) or ""),
+            ticket.tokens if ticket is not None and not has_failed else None,
+            len(job.prompt.images) if job is not None and job.prompt is not None else 0,
+            is_error=has_failed or bool(reply.code),
+        )
 
 
 def _no_websocket() -> ApiError:

@@ -74,7 +74,7 @@ def _of_job(reply: Reply) -> dict[str, Any]:
     return {
         "model": job.model if job is not None else None,
         "served_model": (reply.tickets[-1].other_name or job.model) if job is not None and reply.tickets else None,
-        "placed_as": _placed_as(job) if job is not None else None,
+        "placed_as": placed_as(job) if job is not None else None,
         "backend": (job.option or None) if job is not None else None,
         "stream": job.stream if job is not None else None,
         "prompt_tokens": usage.prompt_tokens if usage is not None else prompt_tokens,
@@ -83,7 +83,8 @@ def _of_job(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _placed_as(job: Job) -> str | None:
+def placed_as(job: Job) -> str | None:
+    """The model that a request counts as: of an alias its model, of a fallback the model that answers."""
     return job.offer.model if job.offer is not None else job.placed_as
 
 

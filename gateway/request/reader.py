@@ -125,6 +125,8 @@ class Job:
     """The models that may answer in the place of its own, and were not tried."""
     placed_as: str | None = None
     """The model that it is placed as: the one that the client named, the only one if it named none, or a fallback."""
+    is_background: bool = False
+    """Whether the engine goes on without the client: its answer, or its connection, ends before it is generated."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 
@@ -299,7 +301,7 @@ class Reader:
         job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache
         job.choices, job.max_output_tokens = parsed.choices, parsed.max_output_tokens
         job.refers_to = parsed.refers_to
-        job.has_tools = parsed.has_tools
+        job.has_tools, job.is_background = parsed.has_tools, parsed.is_background
         job.has_effects = parsed.has_effects or may_have_effects(job.method, job.endpoint)
         job.prompt, job.is_batch = parsed.prompt, parsed.is_batch
         if job.prompt is not None and job.prompt.keys:

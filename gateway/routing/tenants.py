@@ -84,12 +84,16 @@ class Tenants:
             return None
         tokens = max_output_tokens
         if tokens is None:
-            tokens = round(self._long_tokens.get(tenant, _ASSUMED_OUTPUT_TOKENS))
+            tokens = self.long_answer_tokens(tenant)
         if most_tokens:
             tokens = min(tokens, max(0, most_tokens - prompt_tokens))
         if not can_wait and max_output_tokens is None:  # its prompt is not read
             tokens = 0
         return Limits(tuple(accounts), tokens, most_tokens)
+
+    def long_answer_tokens(self, tenant: str | None) -> int:
+        """One of a hundred answers of a tenant has more tokens."""
+        return round(self._long_tokens.get(tenant or NOBODY, _ASSUMED_OUTPUT_TOKENS))
 
     def used(self, tenant: str | None, uncached_tokens: int, output_tokens: int) -> Used:
         """What a tenant's answer took."""

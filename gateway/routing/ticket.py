@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from coordinator.placement import Placement, PlaceRequest, Used
 from coordinator.pool.pool import Pool
+from gateway.billing.prices import TokenCounts
 from gateway.routing.rate_limits import limit_headers
 
 
@@ -51,6 +52,8 @@ class Ticket:
     """What the end has shown: None if nothing."""
     used: Used | None = field(default=None, init=False)
     """What the request took; None until the answer has told."""
+    tokens: TokenCounts | None = field(default=None, init=False)
+    """The tokens that it is billed for; None if the engine did nothing for it, or nothing is known yet."""
     is_computed: bool = field(default=False, init=False)
     """Whether the engine has computed the prompt, as far as its answer tells."""
     sent_s: float = field(default=0.0, init=False)

@@ -95,6 +95,8 @@ class ParsedBody:
     """The id of a stored object that the body names (`Endpoint.refers_to`)."""
     has_effects: bool = False
     """Whether the body asks for effects besides the answer."""
+    is_background: bool = False
+    """Whether the engine goes on without a client."""
     has_tools: bool = False
     """Whether the body offers tools."""
 
@@ -135,6 +137,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     parsed.has_tools = bool(document.get("tools") or document.get("functions"))
     if endpoint.stores_responses:
         parsed.has_effects = _has_effects(document)
+        parsed.is_background = is_true(document.get("background"))
     is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
     changed_parts = [] if is_read_in_full else guard_media(document, rules.prompt, steps)
     named = document if model is not None else {**document, "model": scope.root_model}
