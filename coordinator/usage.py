@@ -66,7 +66,7 @@ class Consumed:
     def text(self) -> str:
         """As it is in the store: money with nine decimals."""
         *counts, cost, saved = astuple(self)
-        return " ".join([*map(str, counts), _as_money(cost), _as_money(saved)])
+        return " ".join([*map(str, counts), as_money(cost), as_money(saved)])
 
     @classmethod
     def parse(cls, text: str) -> Consumed:
@@ -137,7 +137,8 @@ def _unquoted(word: str) -> str:
     return "" if word == NOBODY else unquote(word)
 
 
-def _as_money(nanos: int) -> str:
+def as_money(nanos: int) -> str:
+    """An amount with nine decimals."""
     units, rest = divmod(nanos, _NANOS)
     return f"{units}.{rest:09d}"
 

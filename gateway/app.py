@@ -28,6 +28,7 @@ from gateway.control.operations import Operations
 from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.routes import build_control
 from gateway.control.status import Status
+from gateway.control.usage import UsageReport
 from gateway.http.asgi import run_asgi
 from gateway.http.cors import Cors
 from gateway.http.exchange import Exchange
@@ -127,7 +128,7 @@ class Gateway:
             self.store, settings.id, settings.redis.namespace, recorder.sinks, on_watch=self._watched
         )
         usage = UsageStore(self.store, settings.redis.namespace, self.id)
-        self.ledger = Ledger(settings.billing, usage)
+        self.ledger, self.usage = Ledger(settings.billing, usage), UsageReport(settings.billing, usage)
         self.attempts = attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
@@ -169,6 +170,7 @@ class Gateway:
         self.elsewhere.use(settings.retries)
         self.proxy.use(settings.timeouts)
         self.ledger.use(settings.billing)
+        self.usage.use(settings.billing)
         self.upstream.idle_s = settings.timeouts.idle_s
         self.health_checks.use(settings.health)
         self.hangs.use(settings.health)
@@ -252,7 +254,7 @@ class Gateway:
         changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, operations)
         keys = Keys(self.records, keyring)
         control = build_control(
-            self.status, self.fleet, keyring, explained, operations, changes, keys, decisions, self.metrics
+            self.status, self.fleet, keyring, explained, operations, changes, keys, decisions, self.usage, self.metrics
         )
         if not settings.console.enabled:
             return control

@@ -26,6 +26,19 @@ _SCHEMES = {
 }
 _FAILS = {"description": "It failed. The body says why.", "content": {"application/json": {}}}
 _OF_REQUEST = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+_OF_USAGE = {
+    "parameters": [
+        {"name": name, "in": "query", "description": words, "schema": {"type": "string"}}
+        for name, words in (
+            ("from", "The first month, day or hour: 2026-11, 2026-11-28, 2026-11-28T14. Default: this month's."),
+            ("to", "The last one, which is included. Default: today."),
+            ("by", "hour, day or month (default)."),
+            ("group", "Some of tenant, key, model, with commas between them. Default: tenant,model."),
+            ("tenant", "Only this one; the usage of others needs an admin's key."),
+            ("format", "json (default) or csv."),
+        )
+    ]
+}
 _MAY_BE_EMPTY: Mapping[str, Any] = {"requestBody": {"content": {"application/json": {}}}}
 
 
@@ -59,6 +72,7 @@ _TOLD: Final = {
     "/v1/keys/{key_id}": _Told("Revoke an API key at all gateways", _KEYS),
     "/v1/keys/{key_id}/rotate": _Told("Another API key in the place of this one", _KEYS, _MAY_BE_EMPTY),
     "/v1/audit": _Told("Who has changed which API key, the newest change first", _KEYS),
+    "/v1/usage": _Told("What requests took and cost: of the key's tenant, for an admin of all", _KEY, _OF_USAGE),
     "/v1/decisions": _Told("Records of requests as they end, at all gateways", _ADMIN, content="text/event-stream"),
 }
 

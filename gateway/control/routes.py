@@ -1,5 +1,5 @@
 """The routes that the gateway answers itself: health, readiness, version, metrics, models, explain, those of operators
-(replicas, demand, queue, decisions), and the OpenAPI document of all these."""
+(replicas, demand, queue, decisions, usage), and the OpenAPI document of all these."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gateway.control.openapi import document
 from gateway.control.operations import Operations
 from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.status import Status
+from gateway.control.usage import UsageReport
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
@@ -40,6 +41,7 @@ def build_control(
     changes: ReplicaChanges,
     keys: Keys,
     decisions: Decisions,
+    usage: UsageReport,
     metrics: Metrics,
 ) -> FastAPI:
     """The FastAPI application. Its errors have OpenAI's error shape."""
@@ -53,6 +55,7 @@ def build_control(
     _add_changes(app, keyring, changes)
     _add_keys(app, keyring, keys)
     _add_decisions(app, status, keyring, decisions)
+    _add_usage(app, keyring, usage)
     _add_openapi(app)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
@@ -216,6 +219,14 @@ def _add_keys(app: FastAPI, keyring: Keyring, keys: Keys) -> None:
     async def audit(request: Request, limit: int = 100) -> Response:
         caller = keyring.identify(dict(request.headers))
         return _json(200, {"entries": await keys.audit(caller, limit)})
+
+
+def _add_usage(app: FastAPI, keyring: Keyring, usage: UsageReport) -> None:
+    @app.api_route("/v1/usage", methods=_GET_OR_HEAD)
+    async def report(request: Request) -> Response:
+        caller = keyring.identify(dict(request.headers))
+        answer, kind = await usage(caller, request.query_params)
+        return Response(answer, headers={"cache-control": "no-store"}, media_type=kind)
 
 
 async def _small_body(request: Request) -> bytes:

@@ -20,6 +20,7 @@ from gateway.ops.cli import (
     replicas,
     serve,
     top,
+    usage,
     watch,
 )
 from gateway.ops.cli import local_cluster as cluster
@@ -44,6 +45,7 @@ _COMMANDS = (
     owners.owners,
     top.top,
     watch.watch,
+    usage.usage,
     operate.queue,
     operate.drain,
     operate.undrain,

@@ -31,6 +31,23 @@ def gateway_url(gateway: str | None, state_dir: Path) -> str:
 def ask(method: str, url: str, api_key: str | None, has: str, body: bytes | None = None) -> dict[str, Any]:
     """A gateway's JSON answer, which has this field. Raises CommandError for any other; NoAnswer if a later one
     may be better."""
+    response = _answer(method, url, api_key, body)
+    document = document_of(response)
+    if has not in document:
+        raise CommandError(_not_like_a_gateway(response))
+    return document
+
+
+def ask_text(url: str, api_key: str | None, content_type: str) -> str:
+    """A gateway's answer of this type. Raises CommandError for any other; NoAnswer if a later one may be better."""
+    response = _answer("GET", url, api_key, None)
+    if response.status_code == 200 and response.headers.get("content-type", "").startswith(content_type):
+        return response.text
+    document_of(response)
+    raise CommandError(_not_like_a_gateway(response))
+
+
+def _answer(method: str, url: str, api_key: str | None, body: bytes | None) -> httpx.Response:
     import httpx
 
     from coordinator.engine.sockets import tls_context
@@ -39,15 +56,11 @@ def ask(method: str, url: str, api_key: str | None, has: str, body: bytes | None
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
     try:
-        response = httpx.request(
+        return httpx.request(
             method, url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls_context()
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAnswer(no_answer(url, error)) from None
-    document = document_of(response)
-    if has not in document:
-        raise CommandError(_not_like_a_gateway(response))
-    return document
 
 
 def no_answer(url: str, error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Prints the results of `kvgate status`, `kvgate keys list`, `kvgate owners`, `kvgate queue` and `kvgate doctor`."""
+"""Prints the results of `kvgate status`, `keys list`, `usage`, `owners`, `queue`, `doctor` and `replicas list`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ _COST_TERMS = (
     ("owned_tokens", "owned"),
     ("guarded", "too busy (load guard)"),
 )
+_OF_USAGE = {
+    "requests": "requests",
+    "errors": "errors",
+    "uncached_tokens": "uncached tokens",
+    "cached_tokens": "cached tokens",
+    "output_tokens": "output tokens",
+    "images": "images",
+}
+"""The counts of /v1/usage, and their headings."""
 _LEGEND = (
     "cost = 3 x to compute + displaced + backlog + load; if the replicas are not equally fast, divided by its speed\n"
     "to compute: tokens of the prompt (of a prefix that requests share, only a part); displaced: tokens for which its "
@@ -59,6 +68,24 @@ def print_keys(rows: Iterable[list[str]]) -> None:
     table = _table("id", "name", "tenant", "state", "until", "models", "limits", "rights", "in place of")
     for row in rows:
         table.add_row(*map(escape, row))
+    _console().print(table)
+
+
+def print_usage(answer: dict[str, Any]) -> None:
+    """Print the answer of /v1/usage: a row for each time and group, then the totals."""
+    answer = all_printable(answer)
+    names = ("time", *answer["group"])
+    saves = bool(answer["totals"]["saved"])
+    shown = [name for name in _OF_USAGE if answer["totals"][name] or name == "requests"]
+    money = [*(("cost",) if answer["totals"]["cost"] else ()), *(("saved",) if saves else ())]
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name)
+    for name in (*shown, *money):
+        table.add_column(_OF_USAGE.get(name, f"{name} {answer['currency']}"), justify="right")
+    for row in (*answer["rows"], dict.fromkeys(names, "") | {"time": "total"} | answer["totals"]):
+        counts = [f"{row[name]:,}" for name in shown] + [f"{row[name]:,.6f}" for name in money]
+        table.add_row(*(escape(row[name] or "-") if row["time"] != "total" else row[name] for name in names), *counts)
     _console().print(table)
 
 
