@@ -7,7 +7,8 @@ numbered calls: see lua/add_usage.lua.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -53,6 +54,7 @@ class Consumed:
     saved_nanos: int = 0
 
     def add(self, more: Consumed) -> None:
+        """Sum both up here."""
         self.requests += more.requests
         self.errors += more.errors
         self.uncached_tokens += more.uncached_tokens
@@ -65,8 +67,10 @@ class Consumed:
     @property
     def text(self) -> str:
         """As it is in the store: money with nine decimals."""
-        *counts, cost, saved = astuple(self)
-        return " ".join([*map(str, counts), as_money(cost), as_money(saved)])
+        return (
+            f"{self.requests} {self.errors} {self.uncached_tokens} {self.cached_tokens} {self.output_tokens} "
+            f"{self.images} {as_money(self.cost_nanos)} {as_money(self.saved_nanos)}"
+        )
 
     @classmethod
     def parse(cls, text: str) -> Consumed:
@@ -128,6 +132,7 @@ def _readable(fields: Mapping[str, str]) -> Iterable[tuple[Row, Consumed]]:
             continue
 
 
+@lru_cache(maxsize=4096)
 def _quoted(name: str) -> str:
     """One word of printable characters."""
     return (quote(name, safe="/:@+") if name != NOBODY else "%2D") or NOBODY

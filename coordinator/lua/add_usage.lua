@@ -30,25 +30,40 @@ local function figures_of(text)
   return found
 end
 
-local function sum_as_text(row, more)
+local function add_up(sum, more)
   for i = 1, #more do
-    more[i] = more[i] + (row[i] or 0)
+    sum[i] = (sum[i] or 0) + more[i]
   end
   for i = 7, 9, 2 do
-    local units = math.floor(more[i + 1] / NANOS)
-    more[i], more[i + 1] = more[i] + units, more[i + 1] - units * NANOS
+    if sum[i + 1] >= NANOS then
+      sum[i], sum[i + 1] = sum[i] + 1, sum[i + 1] - NANOS
+    end
   end
-  return string.format('%d %d %d %d %d %d %d.%09d %d.%09d', unpack(more))
+  return sum
 end
 
-local function add_row(hour, tenant, key, model, more)
-  local hash, field = usage_key .. ':' .. hour, table.concat({ tenant, key, model }, ' ')
-  local row = field_of(hash, field)
-  if not row and sum_of(redis.pcall('HLEN', hash)) >= most_rows then
-    field = table.concat({ tenant, 'others', model }, ' ')
-    row = field_of(hash, field)
+-- Adds rows to an hour: each is { field, the field above most_rows, figures }.
+local function add_rows(hour, rows)
+  local hash, fields, sums, new = usage_key .. ':' .. hour, {}, {}, {}
+  for i, row in ipairs(rows) do
+    fields[i] = row[1]
   end
-  write('HSET', hash, field, sum_as_text(figures_of(row or ''), more))
+  local known, count = redis.pcall('HMGET', hash, unpack(fields)), sum_of(redis.pcall('HLEN', hash))
+  for i, row in ipairs(rows) do
+    local field, text = row[1], known[i]
+    if not text and count >= most_rows then
+      field = row[2]
+      text = not sums[field] and field_of(hash, field)
+    elseif not text then
+      count = count + 1
+    end
+    sums[field] = add_up(sums[field] or figures_of(text or ''), row[3])
+  end
+  for field, sum in pairs(sums) do
+    new[#new + 1] = field
+    new[#new + 1] = string.format('%d %d %d %d %d %d %d.%09d %d.%09d', unpack(sum))
+  end
+  write('HSET', hash, unpack(new))
 end
 
 -- How old an hour is counts from the one that begins, or from the newest of those before, if that is earlier. So a clock
@@ -82,20 +97,19 @@ local has = string.match(field_of(writers_key, writer) or '', '^(%d+) ') or '0'
 if has ~= before then
   return tonumber(has)
 end
-local starts, added = {}, {}
+local starts, hours = {}, {}
 for i = ROWS_OFFSET + 1, #ARGV, ROWS_SIZE do
-  local more = figures_of(ARGV[i + 5])
+  local hour, tenant, key, model, more = ARGV[i], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], figures_of(ARGV[i + 5])
   if #more == 0 then
     error('unreadable figures')
   end
-  starts[ARGV[i]] = ARGV[i + 1]
-  added[#added + 1] = { ARGV[i], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], more }
+  starts[hour], hours[hour] = ARGV[i + 1], hours[hour] or {}
+  local field, above = table.concat({ tenant, key, model }, ' '), table.concat({ tenant, 'others', model }, ' ')
+  table.insert(hours[hour], { field, above, more })
 end
-for hour, start_s in pairs(starts) do
-  begin_hour(hour, start_s)
-end
-for _, row in ipairs(added) do
-  add_row(unpack(row))
+for hour, rows in pairs(hours) do
+  begin_hour(hour, starts[hour])
+  add_rows(hour, rows)
 end
 local turn = string.format('%d', sum_of(field_of(writers_key, '#')) + 1)
 write('HSET', writers_key, '#', turn, writer, number .. ' ' .. turn)
