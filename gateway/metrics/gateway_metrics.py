@@ -10,7 +10,7 @@ from coordinator.pool.demand import Demand
 from gateway.metrics.backend_metrics import BackendMetrics
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.first_tokens import FirstTokens
-from gateway.metrics.label_values import LabelValues
+from gateway.metrics.label_values import MOST_PAIRS, LabelPairs
 
 # Each bound is at most twice the one before, mostly less, because quantiles are interpolated between bounds.
 _LATENCY_S = (
@@ -64,7 +64,7 @@ class Metrics:
             "kvgate_time_to_first_token_seconds",
             "Time from a request's arrival to the first bytes of its streamed answer.",
             _LATENCY_S,
-            "path model",
+            "path model tenant",
         )
         self.duration_s = self._histogram(
             "kvgate_request_duration_seconds",
@@ -92,17 +92,24 @@ class Metrics:
         self._add_fleet()
 
     def _add_requests(self) -> None:
-        self.models, self.tenants = LabelValues(), LabelValues()
+        self.names = LabelPairs()
         self.requests = self._counter(
             "kvgate_requests",
             "Answered requests; status 499: the client hung up. Model and tenant are empty if a request was refused "
-            "before they were known, or names no model. From the 101st model or tenant on, all share the value others.",
+            "before they were known, or names no model. A model that nobody serves is called others. From the "
+            f"{MOST_PAIRS + 1}st pair of a model and a tenant on, both are called others.",
             "path status model tenant",
         )
         self.tokens = self._counter(
             "kvgate_tokens",
             "Tokens, as engines report them at the end of answers; kind: prompt, cached (a part of prompt), output.",
             "kind model tenant",
+        )
+        self.cost = self._counter(
+            "kvgate_cost",
+            "What requests have cost, in units of billing.currency. An alias counts as its model, a fallback as the "
+            "model that answered.",
+            "model tenant",
         )
         self.backends = BackendMetrics(self.registry, _LATENCY_S)
 

@@ -16,11 +16,13 @@ import structlog
 
 from coordinator.usage import Row
 from gateway.billing.ledger import Ledger
+from gateway.billing.prices import NANOS
 from gateway.deadlines import Deadlines
 from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
+from gateway.metrics.label_values import OTHERS
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
 from gateway.relay.request_record import Recorder, placed_as
@@ -29,7 +31,7 @@ from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
 from gateway.request.keyring import Caller, Keyring
 from gateway.request.memory import LARGE_BYTES, LargeBodies
-from gateway.request.reader import Reader
+from gateway.request.reader import MODEL_NOT_FOUND, Reader
 from gateway.request.reading import Body
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.tracing.tracing import Tracing
@@ -150,12 +152,12 @@ class Proxy:
 
     def _count(self, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float) -> None:
         metrics, label, job = self._metrics, endpoint.label, reply.job
-        model = metrics.models.of(job.model) if job is not None and job.model else ""
-        tenant = metrics.tenants.of(caller.tenant) if caller is not None and caller.tenant else ""
+        model = (job.model or "") if job is not None else OTHERS if reply.code == MODEL_NOT_FOUND else ""
+        model, tenant = metrics.names.of(model, (caller.tenant if caller is not None else None) or "")
         metrics.requests.inc(label, str(reply.status), model, tenant)
         metrics.duration_s.observe(duration_s, label)
         if reply.first_byte_s is not None:
-            metrics.time_to_first_token_s.observe(reply.first_byte_s, label, model)
+            metrics.time_to_first_token_s.observe(reply.first_byte_s, label, model, tenant)
             if job is not None:
                 metrics.first_tokens.note(job.served.pool, reply.first_byte_s)
         tokens, usage = dict[str, int](), reply.usage
@@ -173,13 +175,16 @@ class Proxy:
         job, ticket = reply.job, reply.tickets[-1] if reply.tickets else None
         has_failed = reply.status >= HTTPStatus.BAD_REQUEST and reply.status != CLIENT_GONE
         placed_ms = ticket.placement.placed_ms if ticket is not None and ticket.placement is not None else 0
-        self._ledger.count(
+        row = Row(caller.tenant or "", caller.key, (placed_as(job) if job is not None else None) or "")
+        cost_nanos = self._ledger.count(
             placed_ms / 1000 or time.time() - duration_s,
-            Row(caller.tenant or "", caller.key, (placed_as(job) if job is not None else None) or ""),
+            row,
             ticket.tokens if ticket is not None and not has_failed else None,
             len(job.prompt.images) if job is not None and job.prompt is not None else 0,
             is_error=has_failed or bool(reply.code),
         )
+        if cost_nanos:
+            self._metrics.cost.inc(*self._metrics.names.of(row.model, row.tenant), by=cost_nanos / NANOS)
 
 
 def _no_websocket() -> ApiError:

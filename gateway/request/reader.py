@@ -30,6 +30,7 @@ from gateway.settings.policies import POLICIES
 TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params")
 """Body fields that engines trust, so clients may not set them (source: vLLM's request schema)."""
 
+MODEL_NOT_FOUND: Final = "model_not_found"
 SESSION_HEADER: Final = "x-kvgate-session"
 """What a client calls its conversation, so that it stays with its backend."""
 _MAX_SESSION_CHARS: Final = 256
@@ -365,7 +366,7 @@ def resolve_model(fleet: Fleet, name: str | None, path: str, caller: Caller) -> 
             raise no_replica()
         shown = name if len(name) <= 100 else name[:100] + "…"
         raise ApiError(
-            404, "model_not_found", f"The model `{shown}` is not served here; GET /v1/models lists what is.", "model"
+            404, MODEL_NOT_FOUND, f"The model `{shown}` is not served here; GET /v1/models lists what is.", "model"
         )
     return backends
 

@@ -71,7 +71,7 @@ def test_requests_tokens_and_first_tokens_are_counted_by_model_and_tenant(guarde
             guarded.sample("kvgate_tokens_total", kind="output", **named),
             guarded.sample("kvgate_tokens_total", kind="prompt", **named),
             guarded.sample("kvgate_time_to_first_token_seconds_count", path=CHAT, model="sim"),
-            guarded.sample("kvgate_requests_total", path=CHAT, status="404", model="", tenant="sales"),
+            guarded.sample("kvgate_requests_total", path=CHAT, status="404", model="others", tenant="sales"),
             guarded.sample("kvgate_requests_total", path=CHAT, status="401", model="", tenant=""),
         ]
 
