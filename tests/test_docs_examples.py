@@ -52,6 +52,17 @@ def test_a_fallback_answers_as_the_page_of_models_shows(tmp_path: Path) -> None:
             assert answer in printed
 
 
+@needs("curl")
+def test_the_bill_of_two_tenants_is_that_of_the_page(tmp_path: Path) -> None:
+    (port,) = map(str, free_ports(1))
+    *typed, down = example("usage.md", "One example", {"8080": port})
+    lines = re.compile(r"^(?:20\d\d-\d\d(?P<month>\W.*)|(?P<other>time\W.*|total .*))$", flags=re.MULTILINE)
+    expected = [found["month"] or found["other"] for found in lines.finditer(section("usage.md", "One example"))]
+    assert len(expected) == 12
+    with typing(tmp_path, typed, [down]) as printed:
+        assert [found["month"] or found["other"] for found in lines.finditer(printed)] == expected
+
+
 @pytest.mark.parametrize(("document", "most_lines"), [("README.md", 10), ("docs/how-to/migrate.md", 17)])
 def test_a_whole_configuration_is_short_and_there_is_nothing_to_warn_of(
     document: str, most_lines: int, tmp_path: Path
