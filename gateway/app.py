@@ -269,6 +269,7 @@ class Gateway:
             findings=findings,
             explained=explained,
             operations=operations,
+            usage=self.usage,
             logins=self.metrics.logins,
             is_over=lambda: self.status.is_draining,
         )

@@ -24,6 +24,7 @@ from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations, store_away
 from gateway.control.routes import refuse_other_origins
+from gateway.control.usage import UsageReport
 from gateway.errors import ApiError
 from gateway.metrics.fast_counters import FastCounter
 from gateway.request.keyring import Caller
@@ -51,6 +52,7 @@ def add_console(
     findings: Findings,
     explained: Explainer,
     operations: Operations,
+    usage: UsageReport,
     logins: FastCounter,
     is_over: Callable[[], bool],
 ) -> None:
@@ -60,6 +62,7 @@ def add_console(
     _add_login(app, sessions, logins, texts["login.html"])
     _add_live(app, sessions, Shown(cluster, decisions, findings), is_over)
     _add_acts(app, sessions, prefixes, explained, operations)
+    _add_usage(app, sessions, usage)
 
     @app.get("/console")
     async def page(request: Request) -> Response:
@@ -125,6 +128,14 @@ def _add_acts(
     @app.post("/console/replicas/{name}/undrain")
     async def end(request: Request, name: str) -> Response:
         return await drain(request, name, is_over=True)
+
+
+def _add_usage(app: FastAPI, sessions: Sessions, usage: UsageReport) -> None:
+    @app.get("/console/usage")
+    async def show_usage(request: Request) -> Response:
+        """This month's, by tenant and model."""
+        answer, _ = await usage(await sessions.logged_in(_cookie(request)), {})
+        return _json(answer)
 
 
 def _add_login(app: FastAPI, sessions: Sessions, logins: FastCounter, form: str) -> None:

@@ -29,6 +29,7 @@ pytestmark = needs("chromium")
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "policy": {"max_active_requests": 1},
+    "billing": {"currency": "EUR", "prices": [{"model": "sim", "output_per_mtok": 100.0}]},
     "tenants": [{"name": "research", "limits": {"concurrency": 40}}],
     "models": [
         {
@@ -151,7 +152,7 @@ def test_nothing_scrolls_sideways_from_a_phone_to_a_wide_screen(browser: Browser
         for width, is_card in ((390, True), (1180, False), (1400, False)):
             page.set_viewport_size({"width": width, "height": 800})
             page.reload()
-            for view in ("Overview", "Decisions", "Prefixes", "Queue", "Store", "Ask"):
+            for view in ("Overview", "Decisions", "Prefixes", "Queue", "Store", "Usage", "Ask"):
                 page.get_by_role("link", name=view).click()
                 expect(page.locator("main > section:visible tbody tr").first).to_be_visible()
                 wide = page.evaluate(_WIDER_THAN_THE_SCREEN)
@@ -344,6 +345,17 @@ def test_a_prefix_that_is_used_appears_with_who_holds_it(browser: Browser, clust
         expect(page.locator("#keys")).not_to_contain_text("a hot prefix")
         page.locator("#order select").select_option("the largest")
         expect(page.locator("#keys tr").first).to_be_visible()
+
+
+def test_the_cost_of_this_month_is_shown_by_tenant_and_model(browser: Browser, cluster: Cluster) -> None:
+    url = cluster.gateway_urls[0]
+    ask(url, fresh("billed"), max_tokens=5)
+    wait_until(lambda: httpx.get(f"{url}/v1/usage", headers=bearer("root")).json()["totals"]["cost"])
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        page.get_by_role("link", name="Usage").click()
+        expect(page.locator("#billed")).to_contain_text(re.compile(r"have cost 0\.\d+ EUR since \d{4}-\d\d began"))
+        expect(page.locator("#bills tr").first).to_contain_text(re.compile(r"research.*sim"))
 
 
 def test_a_button_drains_a_replica_and_the_page_of_another_gateway_ends_that(

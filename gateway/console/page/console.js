@@ -10,10 +10,12 @@ import { drawPrefixes, readPrefixes } from "./prefixes.js";
 import { drawQueue } from "./queue.js";
 import { drawStatus } from "./status.js";
 import { drawStore } from "./store.js";
+import { drawUsage, readUsage } from "./usage.js";
 
-const VIEWS = ["overview", "decisions", "prefixes", "queue", "store", "ask"];
-const DRAW = { overview: drawOverview, prefixes: drawPrefixes, queue: drawQueue, store: drawStore, ask: drawModels };
+const VIEWS = ["overview", "decisions", "prefixes", "queue", "store", "usage", "ask"];
+const DRAW = { overview: drawOverview, prefixes: drawPrefixes, queue: drawQueue, store: drawStore, usage: drawUsage, ask: drawModels };
 const PREFIXES_MS = 5000;
+const USAGE_MS = 60_000;
 const SILENT_MS = 8000;
 const token = document.querySelector("meta[name=token]").content;
 let heardMs = Date.now();
@@ -31,6 +33,7 @@ function showView() {
   tellWhen();
   draw();
   readPrefixes();
+  readUsage();
 }
 
 // Draws what is seen. What is hidden is drawn when it is shown: a large fleet would keep the browser busy.
@@ -106,6 +109,7 @@ at("filters").addEventListener("input", drawRecords);
 at("filters").addEventListener("submit", (event) => event.preventDefault());
 at("order").addEventListener("input", draw);
 setInterval(readPrefixes, PREFIXES_MS);
+setInterval(readUsage, USAGE_MS);
 setInterval(checkSilence, 1000);
 window.addEventListener("hashchange", showView);
 beginAsk();
