@@ -7,7 +7,6 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ import redis.asyncio as redis
 
 from bench.cluster import Cluster, running_cluster
 from gateway.tasks import Tasks
+from tests.api.stage import api_key, bearer
 from tests.cluster.clients import CHAT, chat, last_event, prose
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
@@ -37,23 +37,11 @@ CONFIG = {
         ]
     },
     "security": {
-        "api_keys": [
-            {
-                "name": name,
-                "tenant": tenant,
-                "sha256": sha256(f"{name}-0123456789".encode()).hexdigest(),
-                "admin": name == "root",
-            }
-            for name, tenant in KEYS.items()
-        ],
+        "api_keys": [api_key(name, tenant, admin=name == "root") for name, tenant in KEYS.items()],
         "cache_salt_secret": "0123456789abcdef",
     },
 }
 _COUNTS = ("requests", "errors", "uncached_tokens", "cached_tokens", "output_tokens")
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {name}-0123456789"}
 
 
 class Clients:

@@ -148,6 +148,18 @@ async def test_a_store_with_older_data_gets_what_it_lacks(
         assert await requests(lossy) == (12 - 1 if empties else 6)
 
 
+async def test_a_full_store_takes_it_all_the_same(ledger: Ledger, lossy: LossyStore, client: redis.Redis) -> None:
+    count(ledger)
+    await client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            await client.set("x", "y")
+        await ledger.flush()
+    finally:
+        await client.config_set("maxmemory", 0)
+    assert await requests(lossy) == 1
+
+
 async def test_many_rows_are_told_again_in_pieces_and_an_interruption_costs_nothing(
     ledger: Ledger, lossy: LossyStore, client: redis.Redis
 ) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
 from coordinator.usage import Consumed, Row
-from tests.gateway.scripted import ASKED, CHAT, Relayed, chunk, head, whole
+from tests.gateway.scripted import ASKED, CHAT, Relayed, ScriptedReplica, chunk, gateway_before, head, whole
 from tests.polling import eventually
 
 STREAM = head("content-type: text/event-stream", "transfer-encoding: chunked")
@@ -75,19 +77,24 @@ async def test_a_stream_that_breaks_off_is_an_error_and_has_taken_what_came(rela
     assert (taken.requests, taken.errors, taken.output_tokens) == (1, 1, 3)
 
 
-async def test_only_the_attempt_that_answers_is_counted(relayed: Relayed) -> None:
-    """A client whose request is sent twice pays once."""
+async def test_only_the_attempt_that_answers_is_counted() -> None:
+    async with AsyncExitStack() as stack:
+        replicas = ScriptedReplica(), ScriptedReplica()
+        for replica in replicas:
+            await stack.enter_async_context(replica.running())
+        listed = [{"id": f"r{index}", "url": replica.url} for index, replica in enumerate(replicas)]
+        gateway, url = await stack.enter_async_context(gateway_before(replicas[0], replicas=listed))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
 
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        if relayed.replica.asked > 1:
-            writer.write(answered(prompt_tokens=1000, completion_tokens=50))
+        async def answer(writer: asyncio.StreamWriter) -> None:
+            if sum(replica.asked for replica in replicas) > 1:  # the first one breaks off
+                writer.write(answered(prompt_tokens=1000, completion_tokens=50))
 
-    relayed.replica.answer = answer
-    for _ in range(2):
-        if (await relayed.ask()).status_code == 200:
-            break
-    taken = billed(relayed)
-    assert (taken.requests - taken.errors, taken.uncached_tokens, taken.output_tokens) == (1, 1000, 50)
+        for replica in replicas:
+            replica.answer = answer
+        assert (await http.post(CHAT, json=ASKED)).status_code == 200
+        assert [replica.asked for replica in replicas] == [1, 1]
+        assert billed(Relayed(http, gateway, replicas[0])) == Consumed(1, 0, 1000, 0, 50)
 
 
 @pytest.mark.parametrize(("limit", "tokens"), [({"max_output_tokens": 900}, 900), ({}, 200)])
