@@ -6,6 +6,7 @@ numbered calls: see lua/add_usage.lua.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,8 @@ from coordinator.store import Store
 MOST_ROWS = 1000
 """Of an hour. Rows above it are counted as those of one key."""
 _MOST_WRITERS = 1000
+_PIECE = 1000
+"""So many rows are read in one go: some ms."""
 NOBODY = "-"
 _NANOS = 10**9
 
@@ -121,7 +124,11 @@ class UsageStore:
 
     async def rows(self, hour: str) -> dict[Row, Consumed]:
         """Those of one hour. A row that cannot be read is left out."""
-        return dict(_readable(pairs(await self._store.ask("HGETALL", f"{self._usage}:{hour}"))))
+        flat, found = await self._store.ask("HGETALL", f"{self._usage}:{hour}"), dict[Row, Consumed]()
+        for start in range(0, len(flat), 2 * _PIECE):
+            found |= _readable(pairs(flat[start : start + 2 * _PIECE]))
+            await asyncio.sleep(0)
+        return found
 
 
 def _readable(fields: Mapping[str, str]) -> Iterable[tuple[Row, Consumed]]:

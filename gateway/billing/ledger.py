@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
@@ -113,7 +114,8 @@ class Ledger:
         async with self._turn:
             call = self._next()
             if call is None and self._new:
-                call = self._made(self._taken())
+                self._call(self._taken())
+                call = self._next()
             if call is None and self._number:
                 call = _Call(self._told, False, {})
             while call is not None:
@@ -137,11 +139,11 @@ class Ledger:
                 return call
         return None
 
-    def _made(self, rows: Rows, *, is_again: bool = False) -> _Call:
-        self._number += 1
-        call = _Call(self._number, is_again, rows)
-        self._calls.append(call)
-        return call
+    def _call(self, counts: _Counts, *, is_again: bool = False) -> None:
+        """Make calls of these counts, each of some rows."""
+        for rows in _pieces(counts):
+            self._number += 1
+            self._calls.append(_Call(self._number, is_again, rows))
 
     def _taken(self) -> _Counts:
         taken, self._new = self._new, {}
@@ -151,11 +153,9 @@ class Ledger:
         """The store has nothing of this process any more: it was emptied."""
         _log.warning("the ledger of usage was emptied; what is remembered is told again", hours=len(self._sums))
         self._calls = deque(call for call in self._calls if not call.is_again)
-        if self._new:
-            self._made(self._taken())
+        self._call(self._taken())
         self._again = self._number + 1
-        for rows in _pieces(self._sums):
-            self._made(rows, is_again=True)
+        self._call(self._sums, is_again=True)
 
 
 def _add(counts: _Counts, hour: Hour, row: Row, consumed: Consumed) -> None:
@@ -177,7 +177,4 @@ def _pieces(counts: _Counts) -> Iterator[Rows]:
     for hour, rows in counts.items():
         found = list(rows.items())
         for start in range(0, len(found), _PIECE):
-            piece = {row: Consumed() for row, _ in found[start : start + _PIECE]}
-            for row, consumed in found[start : start + _PIECE]:
-                piece[row].add(consumed)
-            yield {hour: piece}
+            yield {hour: {row: replace(consumed) for row, consumed in found[start : start + _PIECE]}}

@@ -184,6 +184,15 @@ async def test_many_rows_are_told_again_in_pieces_and_an_interruption_costs_noth
     assert await requests(lossy) == 1201
 
 
+async def test_thousands_of_tenants_are_told_after_an_outage(ledger: Ledger, lossy: LossyStore) -> None:
+    for number in range(9000):
+        ledger.count(NOON_S, Row(f"t{number}", "key", "chat"), TOOK, 0, is_error=False)
+    await ledger.flush()
+    rows = await lossy.rows(NOON)
+    assert len(rows) == 9000
+    assert rows[Row("t8999", "others", "chat")].requests == 1
+
+
 async def test_a_store_that_is_away_for_long_costs_bounded_memory_and_the_end_does_not_wait_for_it(
     server: RedisServer,
 ) -> None:
