@@ -40,13 +40,20 @@ _PYTHON = (sys.executable, "-P")
 KVGATE = (*_PYTHON, "-m", "gateway.ops.cli")
 GLASS_REPLICA = (*_PYTHON, str(Path(__file__).with_name("chaos") / "glass_replica.py"))
 _IMPORTED = (
+    "anyio._backends._asyncio",
     "coordinator.agent.agent",
     "coordinator.agent.control_client",
     "coordinator.agent.http_engine",
+    "encodings.idna",
     "gateway.ops.agent_control",
     "gateway.ops.cli",
+    "gateway.ops.followed",
     "gateway.server",
     "gateway.simulator.server",
+    "httpcore",
+    "typer._adapters",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
     "uvloop",
 )
 """With what these import, all that long-lived processes need."""
@@ -180,11 +187,21 @@ def build_commands_once() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
 
 
-def _serve(path: str) -> None:
+def _prepare() -> None:
+    """Does what each process would do: imports, builds the commands and the scripts."""
     for name in _IMPORTED:
         __import__(name)
     build_commands_once()
     typer.main.get_command(sys.modules["gateway.ops.cli"].app)
+    sys.modules["fastapi"].FastAPI().get("/")(lambda number: number)  # FastAPI imports more for a field
+    scripts = sys.modules["coordinator.scripts"]
+    for name in scripts.NAMES:
+        scripts.load(name, True)
+    scripts.load("place", True, scripts.PolicyKnobs())
+
+
+def _serve(path: str) -> None:
+    _prepare()
     gc.collect()
     gc.freeze()
     awake, woken = socket.socketpair()
@@ -250,14 +267,23 @@ def _become(path: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
         sys.argv = ["kvgate", *words[2:]] if words[0] == "-m" else words
         if sys.argv[1:2] == ["up"]:
             _ask(path)
-        for name, value in json.loads(os.environ.get(_CONSTANTS, "{}")).items():
-            module, _, constant = name.rpartition(".")
-            holder = importlib.import_module(module)
-            getattr(holder, constant)  # a name that is none ends the process
-            setattr(holder, constant, value)
+        _set_constants(json.loads(os.environ.get(_CONSTANTS, "{}")))
         code = _run(words)
     finally:
         os._exit(code)
+
+
+def _set_constants(values: dict[str, Any]) -> None:
+    scripts = sys.modules["coordinator.scripts"]
+    settings = scripts._settings(None)
+    for name, value in values.items():
+        module, _, constant = name.rpartition(".")
+        holder = importlib.import_module(module)
+        getattr(holder, constant)  # a name that is none ends the process
+        setattr(holder, constant, value)
+    if scripts._settings(None) != settings:  # the scripts hold them
+        for built in (scripts.load, scripts.source, scripts.local_line):
+            built.cache_clear()
 
 
 def _take(wanted: dict[int, int]) -> None:
