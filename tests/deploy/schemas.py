@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import kubernetes_validate
 import pydantic
@@ -25,6 +26,13 @@ def _of_operators() -> dict[str, type[pydantic.BaseModel]]:
 
 def problem(document: Document, version: str) -> str | None:
     """An object's error, also for unknown fields; None if it is valid."""
+    return _problem(json.dumps(document), version)
+
+
+@functools.cache
+def _problem(text: str, version: str) -> str | None:
+    """Each text is checked once, because the overlays have most objects in common."""
+    document = json.loads(text)
     try:
         if model := _of_operators().get(document["kind"]):
             read = model.model_validate(document)
