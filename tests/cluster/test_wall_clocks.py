@@ -14,9 +14,9 @@ import yaml
 
 from bench.cluster import Cluster, running_cluster
 from coordinator.keys import audit_key
+from tests.cluster.clients import api_key
 from tests.cluster.test_file_keys import security
 from tests.cluster.test_keys_in_redis import CONFIG, OPS, Operator, bearer, within_a_second
-from tests.cluster.test_reload import key as configured
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
@@ -158,7 +158,7 @@ async def test_the_newest_file_counts_also_if_the_clock_of_its_gateway_is_wrong(
     file = stepped.state_dir / "gw0.yaml"
     before, text = file.read_text(), f"a-key-of-{seconds}"
     boss = CONFIG["security"]["api_keys"]
-    changed = security(*boss, configured("more", text)) | {"records_secret": CONFIG["security"]["records_secret"]}
+    changed = security(*boss, api_key("more", text)) | {"records_secret": CONFIG["security"]["records_secret"]}
     try:
         file.write_text(yaml.safe_dump(yaml.safe_load(before) | {"security": changed}))
         await eventually(lambda: all_answer(http, stepped, text, 200))
