@@ -22,6 +22,7 @@ watch/            looks after a Redis that chunks fill: TTLs, evictions, memory
 lmcache_chunks    the names of LMCache's chunks in Redis, from a prompt's tokens
 records           what operators keep in the store: keys, and who changed them
 usage             the ledger of usage: what requests took, by hour, tenant, key and model
+decision_ring     the last records of requests, in a bounded ring
 known_pools       which pools a cluster has
 finding           the words of a finding: severity, why, fix; the watch and the doctor share them
 survey            what a Redis and the pools in it tell of themselves, for the doctor

@@ -32,6 +32,11 @@ class StoreRefused(StoreError):
         """Whether the key is of another type: somebody else wrote there."""
         return "WRONGTYPE" in str(self)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether Redis' memory is full, and it cannot evict anything."""
+        return "OOM" in str(self)
+
 
 class NoRoom(Exception):
     """No replica has room for a request, and it may not wait, or has waited for too long.

@@ -61,6 +61,17 @@ def decisions_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:decisions"
 
 
+def decision_ring_key(namespace: str = "") -> str:
+    """The hash that tells which slot of the ring of decisions gets records, and how many bytes each has. Its hash tag
+    stands behind its name, as in `records_key`: the Redis user of agents must not reach it."""
+    return f"{prefix(namespace)}:decided{{decisions}}"
+
+
+def decision_slot_key(namespace: str, slot: int) -> str:
+    """A hash of the ring of decisions."""
+    return f"{decision_ring_key(namespace)}:{slot}"
+
+
 def console_secret_key(namespace: str = "") -> str:
     """The string with which gateways sign sessions of the console."""
     return f"{prefix(namespace)}:console_secret"

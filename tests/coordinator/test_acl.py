@@ -12,12 +12,15 @@ import redis.asyncio as redis
 from redis.exceptions import NoPermissionError
 
 import coordinator
+from coordinator.decision_ring import LEAST_BYTES, DecisionRing
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.keys import (
     WATCHER,
     PoolKeys,
     audit_key,
     console_secret_key,
+    decision_ring_key,
+    decision_slot_key,
     decisions_key,
     models_key,
     prefix,
@@ -171,13 +174,17 @@ async def live_among_many(pool: Pool) -> None:
 
 
 async def keep_records(store: Store) -> None:
-    """What gateways do with the records of operators."""
+    """What gateways do with the records of operators, and with those of requests."""
     records = RecordStore(store, "")
     assert await records.look() == (b"", 0)
     assert await records.put([RecordChange("key/k", b"", b"1")], AuditNote("who", "what", "subject", "tenant"))
     assert await records.read() == {"key/k": b"1"}
     assert len(await records.audit(10)) == 1
     assert await records.put([RecordChange("key/k", b"1", b"")], AuditNote())
+    ring = DecisionRing(store, "")
+    await ring.keep([("team/id", b"text")], LEAST_BYTES)
+    assert await ring.find(["team/id"]) == [b"text"]
+    await ring.drop()
 
 
 async def keep_usage(store: Store) -> None:
@@ -281,7 +288,7 @@ async def test_an_agents_user_can_do_what_agents_do_and_reaches_no_record_of_ope
     assert denied <= {"client", "client|setinfo"}
     async with redis.Redis.from_url(url, protocol=2) as agent:
         own = (records_key(), audit_key(), f"{usage_key()}:hours", console_secret_key(), WATCHER)
-        for key in (*own, models_key(), decisions_key()):
+        for key in (*own, models_key(), decisions_key(), decision_ring_key(), decision_slot_key("", 0)):
             for command in (agent.hset(key, "a", "b"), agent.set(key, "x"), agent.delete(key), agent.get(key)):
                 with pytest.raises(NoPermissionError):
                     await command
@@ -297,6 +304,7 @@ def test_no_pattern_of_an_agents_keys_fits_a_record_of_operators(namespace: str)
         assert not fnmatchcase(records_key(other), pattern)
         assert not fnmatchcase(audit_key(other), pattern)
         assert not fnmatchcase(f"{usage_key(other)}:hours", pattern)
+        assert not fnmatchcase(decision_slot_key(other, 1), pattern)
 
 
 async def test_every_command_in_the_list_is_used(redis_server: RedisServer, client: redis.Redis) -> None:

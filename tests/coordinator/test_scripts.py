@@ -13,7 +13,7 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
-from coordinator.keys import WATCHER, audit_key, records_key, usage_key
+from coordinator.keys import WATCHER, audit_key, decision_ring_key, records_key, usage_key
 from coordinator.scripts import NAMES, as_function, load, local_line, signature, source
 from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, place, register
 from tests.coordinator.wrappers import ARGUMENTS, CHUNK, wrapper_calls
@@ -70,7 +70,7 @@ def test_headers_name_keys_of_the_data_model_with_their_types(name: str) -> None
         rf"^\| `{base}(\w+)(?:\{{\w+\}})?(?::<\w+>)?` \| ([A-Z]+) ", README.read_text(), flags=re.MULTILINE
     )
     types = {key: kind.lower() for key, kind in rows} | {"chunks": "string"}  # LMCache's keys
-    types["placing"] = "hash"  # those of place
+    types |= {"placing": "hash", "slots": "hash"}  # those of place; of the ring
     assert {key.name: key.kind for key in signature(name).keys} == {
         key.name: types[key.name] for key in signature(name).keys
     }
@@ -87,6 +87,7 @@ async def test_callers_pass_what_a_script_must_receive(name: str) -> None:
         others |= {"placing": r"kvgate:.*"}
         others |= {"records": records_key(), "audit": audit_key(), "usage": usage_key()}
         others |= {name: f"{usage_key()}:{name}" for name in ("writers", "hours")}
+        others |= {"decided": decision_ring_key(), "slots": rf"{decision_ring_key()}:\d+"}
         patterns.append(re.sub(r"[{}]", r"\\\g<0>", others.get(key.name, spelled)))
     rest = patterns[-1] if declared[-1].is_many else "$^"
     for at, sent in enumerate(keys):

@@ -12,6 +12,7 @@ from unittest.mock import ANY
 from coordinator.accounts import AccountLimits, Budget, Limits
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
+from coordinator.decision_ring import DecisionRing
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.maintenance.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
@@ -155,6 +156,7 @@ async def _record_calls(wire: Recorder) -> None:
     await _begun(records.put([change], AuditNote("who", "what", "subject", "tenant")))
     rows = {Row("te nant", "", "chat"): Consumed(1, 2, 3, 4, 5, 6, 7, 8 * 10**9)}
     await _begun(UsageStore(store, "", "gw0").add(101, 102, {Hour("2026-11-28T14+0100", 104): rows}, 103))
+    await _begun(DecisionRing(store, "")._count(103, 104, 102))
 
 
 async def _agent_calls(wire: Recorder) -> None:
@@ -222,6 +224,7 @@ ARGUMENTS: dict[str, list[Any]] = {
         *("2026-11-28T14+0100", 104, "te%20nant", "-", "chat", "1 2 3 4 5 6 0.000000007 8.000000000"),
     ],
     "put_records": [ANY, "who", "what", "subject", "tenant", 10_000, "key/a", b"99", b"100"],
+    "keep": [102, 7 * 24 * 3600, 103, 104],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""
 ARGUMENTS["route"] = [
