@@ -249,8 +249,9 @@ class Placement(NamedTuple):
     """Tokens of the prompt that another candidate holds and the replica neither holds nor can load."""
     left: tuple[Left, ...] = ()
     """What is left of each of its accounts; empty if it has none."""
-    costs: bytes = b""
-    """What the candidates cost, as JSON: see lua/place.lua. Empty unless the knobs ask for it."""
+    costs: Sequence[Sequence[Any]] = ()
+    """What the candidates cost: their names, their requests, and so on, see lua/steps/costs.lua. Empty unless the knobs
+    ask for it."""
 
     @property
     def is_told(self) -> bool:
@@ -300,7 +301,7 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
         _text(replica), _text(incarnation), _text(url), why.decode(), matched_keys, matched_tokens,
         claimed_from, touch == 1, last_use_ms, backlog_tokens, kind.decode(), _text(entry), placed_ms, _text(mode),
         report == 1, stored_keys, stored_tokens, passed_over, _left(left) if left else (),
-        costs[0] if costs else b"",  # none if an older version has granted it
+        costs[0] if costs and isinstance(costs[0], list) else (),  # a text if an older version has granted it
     )  # fmt: skip
 
 

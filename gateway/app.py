@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import secrets
 from collections.abc import Awaitable
+from dataclasses import replace
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +26,7 @@ from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.keys import Keys
 from gateway.control.operations import Operations
+from gateway.control.past_decisions import PastDecisions
 from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.routes import build_control
 from gateway.control.status import Status
@@ -129,6 +131,10 @@ class Gateway:
         )
         usage = UsageStore(self.store, settings.redis.namespace, self.id)
         self.ledger, self.usage = Ledger(settings.billing, usage), UsageReport(settings.billing, usage)
+        self.past = PastDecisions(
+            self.store, settings.redis.namespace, keyring, settings.decisions, self.metrics.decisions_not_kept
+        )
+        recorder.sinks.append(self.past.note)
         self.attempts = attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
@@ -180,6 +186,7 @@ class Gateway:
         self.discovery.use_listed(settings.replicas)
         self.fleet.use_models(settings.models)
         self.operations.use(settings)
+        self.past.use(settings.decisions)
         self.explainer.use(settings)
         self.status.use(settings)
         if self.findings is not None and self.history is not None:
@@ -254,7 +261,17 @@ class Gateway:
         changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, operations)
         keys = Keys(self.records, keyring)
         control = build_control(
-            self.status, self.fleet, keyring, explained, operations, changes, keys, decisions, self.usage, self.metrics
+            self.status,
+            self.fleet,
+            keyring,
+            explained,
+            operations,
+            changes,
+            keys,
+            decisions,
+            self.past,
+            self.usage,
+            self.metrics,
         )
         if not settings.console.enabled:
             return control
@@ -265,6 +282,7 @@ class Gateway:
             sessions,
             cluster=ClusterView(self.status, operations, self.store),
             decisions=decisions,
+            past=self.past,
             prefixes=Prefixes(self.store),
             findings=findings,
             explained=explained,
@@ -316,6 +334,7 @@ class Gateway:
         self.tasks.keep(self.reload.run, "reload")
         self.tasks.keep(self.decisions.run, "decisions")
         self.tasks.keep(self.ledger.run, "usage")
+        self.tasks.keep(self.past.run, "past decisions")
         if self.history is not None:
             self.tasks.keep(self.history.run, "history")
         if self.settings.store.watch:
@@ -326,6 +345,7 @@ class Gateway:
     async def stop(self) -> None:
         """Leave the store, which gives back this gateway's reservations at once, and end the background tasks."""
         await self.ledger.close()
+        await self.past.flush()
         await self.store.leave()
         await self.tasks.close()
         await self.reader.close()
@@ -365,7 +385,8 @@ def _prepare(settings: GatewaySettings) -> None:
 
 def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
-    knobs = (knobs_of(settings, settings.policy.name),)
+    usual = knobs_of(settings, settings.policy.name)
+    knobs = (usual, replace(usual, tells_costs=1)) if settings.decisions.max_bytes else (usual,)
     return Store(StoreOptions(redis.url, redis.budget_ms / 1000, redis.namespace, knobs), gateway)
 
 

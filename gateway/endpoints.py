@@ -256,4 +256,4 @@ OWN_PATHS: Final = frozenset(
         *("/v1/keys", "/v1/audit", "/v1/usage"),
     }
 )
-"""The gateway itself answers these, what lies below them, and GET /v1/decisions."""
+"""The gateway itself answers these, what lies below them, GET /v1/decisions, and what lies below that."""

@@ -10,7 +10,7 @@
 --   number  max_wait_s: a replica has room while it computes what is ahead of a new prompt in less; 0: always
 --   number  prefill_tokens_per_s: of a replica whose rate is not measured
 --   number  max_waiting, max_waiting_per_tenant: queued requests, in the pool and of one tenant
---   number  tells_costs: 1: somebody watches, and wants to see what the candidates cost
+--   number  tells_costs: 1: the answer is to say what the candidates cost
 -- KEYS
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
@@ -50,8 +50,8 @@
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
 --          tokens that another candidate holds and the replica neither holds nor can load,
 --          what is left of its accounts' limits (see budget.left in lib/limits.lua; "": it has none),
---          with `tells_costs` the candidates: a list of {replica, requests in flight, backlog, matched tokens, charged,
---          displaced, load, cost, speed if they are not equally fast} (see lib/costs.lua) as JSON, else ""},
+--          with `tells_costs` the candidates: lists of their names, requests in flight, backlogs, matched tokens, charged,
+--          displaced, load, costs, and speeds if they are not equally fast (see lib/costs.lua), else ""},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
 --         {"wait", since_ms, ms that it most likely waits (0: not known), a replica that has room ("": none)}: no replica

@@ -23,6 +23,7 @@ from gateway.console.sessions import COOKIE, LASTS_S, Sessions
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations, store_away
+from gateway.control.past_decisions import PastDecisions
 from gateway.control.routes import refuse_other_origins
 from gateway.control.usage import UsageReport
 from gateway.errors import ApiError
@@ -48,6 +49,7 @@ def add_console(
     *,
     cluster: ClusterView,
     decisions: Decisions,
+    past: PastDecisions,
     prefixes: Prefixes,
     findings: Findings,
     explained: Explainer,
@@ -63,6 +65,7 @@ def add_console(
     _add_live(app, sessions, Shown(cluster, decisions, findings), is_over)
     _add_acts(app, sessions, prefixes, explained, operations)
     _add_usage(app, sessions, usage)
+    _add_past(app, sessions, past)
 
     @app.get("/console")
     async def page(request: Request) -> Response:
@@ -136,6 +139,12 @@ def _add_usage(app: FastAPI, sessions: Sessions, usage: UsageReport) -> None:
         """This month's, by tenant and model."""
         answer, _ = await usage(await sessions.logged_in(_cookie(request)), {})
         return _json(answer)
+
+
+def _add_past(app: FastAPI, sessions: Sessions, past: PastDecisions) -> None:
+    @app.get("/console/decisions/{request_id:path}")
+    async def look_back(request: Request, request_id: str) -> Response:
+        return _json(orjson.dumps(await past.find(await sessions.logged_in(_cookie(request)), request_id)))
 
 
 def _add_login(app: FastAPI, sessions: Sessions, logins: FastCounter, form: str) -> None:

@@ -18,6 +18,7 @@ from gateway.control.explain import Explainer
 from gateway.control.keys import Keys
 from gateway.control.openapi import document
 from gateway.control.operations import Operations
+from gateway.control.past_decisions import PastDecisions
 from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.status import Status
 from gateway.control.usage import UsageReport
@@ -41,6 +42,7 @@ def build_control(
     changes: ReplicaChanges,
     keys: Keys,
     decisions: Decisions,
+    past: PastDecisions,
     usage: UsageReport,
     metrics: Metrics,
 ) -> FastAPI:
@@ -55,6 +57,7 @@ def build_control(
     _add_changes(app, keyring, changes)
     _add_keys(app, keyring, keys)
     _add_decisions(app, status, keyring, decisions)
+    _add_past_decisions(app, keyring, past)
     _add_usage(app, keyring, usage)
     _add_openapi(app)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
@@ -137,6 +140,12 @@ def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: De
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         events = told(decisions, asked, lambda: status.is_draining or not keyring.knows(caller))
         return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
+def _add_past_decisions(app: FastAPI, keyring: Keyring, past: PastDecisions) -> None:
+    @app.api_route("/v1/decisions/{request_id:path}", methods=_GET_OR_HEAD)
+    async def look_back(request: Request, request_id: str, tenant: str | None = None) -> Response:
+        return _json(200, await past.find(keyring.identify(dict(request.headers)), request_id, tenant))
 
 
 def refuse_other_origins(request: Request) -> None:

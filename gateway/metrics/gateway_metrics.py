@@ -240,6 +240,12 @@ class Metrics:
         )
         for cause in ("redis", "gateway"):
             self.store_late.inc(cause, by=0)  # increase() needs a start
+        self.decisions_not_kept = self._counter(
+            "kvgate_decisions_not_kept",
+            "Records of requests that are not kept for `kvgate explain`; why: store_away, store_full (its memory), "
+            "too_many waited to be sent, too_large.",
+            "why",
+        )
         self.ignored_records = self._gauge(
             "kvgate_ignored_records",
             "Records of keys in Redis that are not signed with this gateway's records_secret; /ready names them.",

@@ -227,6 +227,7 @@ class Attempts:
             self._metrics.retries.inc(ASLEEP)
             tries.tickets.pop()  # it has done nothing: the request is placed as if it had not been there
             return
+        tries.ticket.failure = failure.reason
         tries.failures.append(failure)
 
     def _count(self, tries: Tries, *, was_answered: bool) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
-
 from gateway.endpoints import Endpoint
 from gateway.http.exchange import Exchange
 from gateway.relay.reply import Reply
@@ -15,12 +13,12 @@ from gateway.request.keyring import Caller
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 
-_OF_PLACEMENT = ("replica", "policy", "why", "state", "matched_tokens", "waited_ms", "costs")
+_OF_PLACEMENT = ("replica", "policy", "why", "state", "matched_tokens", "passed_over_tokens", "waited_ms", "costs")
 _COST_FIELDS = (
     *("replica", "active_requests", "backlog_tokens", "matched_tokens"),
     *("charged_tokens", "displaced_tokens", "load_tokens", "cost", "speed"),
 )
-"""Of a candidate, in the order in which lua/place.lua tells them."""
+"""Of a candidate, in the order in which lua/steps/costs.lua tells them."""
 
 
 class Recorder:
@@ -51,7 +49,8 @@ def request_record(
 ) -> dict[str, Any]:
     """All fields are there in each record; those that are not known are null. Times are in milliseconds; `time` is that
     of the end. Paths that clients can invent are `other`. `prompt_tokens` is an estimate unless the engine has told.
-    `costs`, of each replica that was looked at, are known only while somebody watches, or if the request is traced."""
+    `costs`, of each replica that was looked at, are known of a part of requests (`decisions.cost_share`), of traced
+    ones, and of all while somebody watches."""
     record = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "gateway": gateway,
@@ -91,15 +90,17 @@ def placed_as(job: Job) -> str | None:
 def _of_placement(reply: Reply) -> dict[str, Any]:
     """Of the last attempt."""
     if not reply.tickets:
-        return {"attempts": 0} | dict.fromkeys(_OF_PLACEMENT)
+        return {"attempts": 0, "failed": []} | dict.fromkeys(_OF_PLACEMENT)
     ticket = reply.tickets[-1]
     return {
         "attempts": len(reply.tickets),
+        "failed": [{"replica": each.replica, "why": each.failure} for each in reply.tickets if each.failure],
         "replica": ticket.replica,
         "policy": ticket.request.knobs.name,
         "why": ticket.why,
         "state": ticket.state,
         "matched_tokens": ticket.matched_tokens,
+        "passed_over_tokens": ticket.placement.passed_over_tokens if ticket.placement is not None else None,
         "waited_ms": _ms(ticket.request.waited_s),
         "costs": _costs(ticket),
     }
@@ -108,10 +109,15 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
 def _costs(ticket: Ticket) -> list[dict[str, Any]] | None:
     if ticket.placement is None or not ticket.placement.costs:
         return None
-    try:  # another version may have placed it
-        return [dict(zip(_COST_FIELDS, each, strict=False)) for each in orjson.loads(ticket.placement.costs)]
-    except (ValueError, TypeError):
-        return None
+    rows = zip(*ticket.placement.costs, strict=False)
+    return [{name: _value(name, told) for name, told in zip(_COST_FIELDS, row, strict=False)} for row in rows]
+
+
+def _value(name: str, told: Any) -> Any:
+    """A grant is JSON, with text and fractions."""
+    if name == "replica":
+        return told.decode("utf-8", "replace") if isinstance(told, bytes) else told
+    return float(told) if name == "speed" else int(told)
 
 
 def _ms(seconds: float) -> float:

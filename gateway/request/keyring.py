@@ -204,6 +204,10 @@ class Keyring:
         key = self._by_id.get(key_id)
         return key.caller if key is not None and key.caller.is_admin and self._is_valid(key) else None
 
+    def tenants(self) -> set[str | None]:
+        """Those that have a key."""
+        return {key.caller.tenant for key in self._by_id.values()}
+
     def digest_of(self, key_id: str) -> bytes:
         """Differs for another key of this id, and is the same at all gateways; empty if there is none."""
         key = self._by_id.get(key_id)

@@ -34,7 +34,7 @@ class PathRules:
         """Whether a request is meant for a replica. It may still be refused. The gateway answers all others."""
         if path in self._known:
             return path != _DECISIONS or method == "POST"  # GET is the gateway's own
-        if path in OWN_PATHS or path == _DECISIONS or is_below(path, OWN_PATHS):
+        if is_below(path, OWN_PATHS) or is_below(path, (_DECISIONS,)):
             return False
         return path.startswith("/v1/") or is_below(folded(path), REFUSED) or self._passes(path) or path in ENDPOINTS
 

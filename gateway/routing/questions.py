@@ -24,12 +24,13 @@ class Questions:
         self._gateway, self._tenants = gateway, tenants
         self.use(settings)
         self.is_watched = False
-        """Whether placements tell what their candidates cost, because somebody watches."""
+        """Whether all placements tell what their candidates cost, because somebody watches."""
         self._ids = itertools.count(1)
 
     def use(self, settings: GatewaySettings) -> None:
         """Placements follow these settings from now on."""
         self._settings = settings
+        self._cost_share = settings.decisions.cost_share if settings.decisions.max_bytes else 0.0
         self._knobs: dict[tuple[str, bool], PolicyKnobs] = {}
 
     def new_reservation(self) -> str:
@@ -94,8 +95,9 @@ class Questions:
         return room_share if can_wait else 0.0, standing, limits
 
     def knobs(self, policy: str, tells_costs: bool = False) -> PolicyKnobs:
-        """The settings of a policy. `tells_costs`: the answer is to say what the candidates cost."""
-        wanted = policy, tells_costs or self.is_watched
+        """The settings of a policy. `tells_costs`: the answer is to say what the candidates cost, as
+        it does for a part of requests."""
+        wanted = policy, tells_costs or self.is_watched or random.random() < self._cost_share
         if wanted not in self._knobs:
             self._knobs[wanted] = replace(knobs_of(self._settings, policy), tells_costs=int(wanted[1]))
         return self._knobs[wanted]

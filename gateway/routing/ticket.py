@@ -56,6 +56,8 @@ class Ticket:
     """The tokens that it is billed for; None if the engine did nothing for it, or nothing is known yet."""
     is_computed: bool = field(default=False, init=False)
     """Whether the engine has computed the prompt, as far as its answer tells."""
+    failure: str = field(default="", init=False)
+    """Why it failed before its first byte; empty if it did not."""
     sent_s: float = field(default=0.0, init=False)
     """When it was sent to its replica (monotonic clock); 0 if it was not. So are the next two."""
     first_token_s: float = field(default=0.0, init=False)

@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
+from coordinator.decision_ring import LEAST_BYTES
 from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
 from gateway.settings.base import Count, HostName, Labels, Milliseconds, Namespace, Port, Section, Slug, distinct
@@ -186,6 +187,18 @@ class StoreSettings(Section):
     chunk_ttl_s: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
 
 
+class DecisionSettings(Section):
+    max_bytes: Annotated[int, Field(ge=0, le=2**30)] = 2**26
+    cost_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+
+    @field_validator("max_bytes")
+    @classmethod
+    def _is_none_or_enough(cls, max_bytes: int) -> int:
+        if 0 < max_bytes < LEAST_BYTES:
+            raise ValueError(f"must be 0, which keeps none, or at least {LEAST_BYTES}")
+        return max_bytes
+
+
 class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
@@ -223,6 +236,7 @@ class GatewaySettings(Section):
     health: HealthSettings = HealthSettings()
     security: SecuritySettings = SecuritySettings()
     store: StoreSettings = StoreSettings()
+    decisions: DecisionSettings = DecisionSettings()
     log: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()
     tracing: TracingSettings = TracingSettings()

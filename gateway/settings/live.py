@@ -18,7 +18,7 @@ LIVE = (
     *("security.api_keys", "security.expose_decisions", "security.allow_priority", "security.allow_origins"),
     *("security.hosts", "security.image_hosts", "security.media_folder"),
     *("security.allowed_paths", "security.denied_paths"),
-    *("log.level", "log.access_log"),
+    *("decisions.max_bytes", "decisions.cost_share", "log.level", "log.access_log"),
 )
 """The sections and fields that a running gateway changes. All others need a restart."""
 _KEYS = "security.api_keys"

@@ -1,7 +1,7 @@
 // The console. It draws what /console/live tells, and asks nobody else.
 
 import { begin as beginAsk, drawModels } from "./ask.js";
-import { addDropped, addRecent, addRecords, drawRecords, setTrouble } from "./decisions.js";
+import { addDropped, addRecent, addRecords, drawRecords, lookBack, setTrouble } from "./decisions.js";
 import { begin as beginDrain } from "./drain.js";
 import { at, clock } from "./elements.js";
 import * as figures from "./figures.js";
@@ -106,6 +106,7 @@ async function logOut() {
 at("logout").hidden = token === "";
 at("logout").addEventListener("click", logOut);
 at("filters").addEventListener("input", drawRecords);
+at("look-back").addEventListener("submit", lookBack);
 at("filters").addEventListener("submit", (event) => event.preventDefault());
 at("order").addEventListener("input", draw);
 setInterval(readPrefixes, PREFIXES_MS);

@@ -66,12 +66,28 @@ function rowOf(record) {
   return row;
 }
 
+// A request that ended before this page was opened: Redis keeps the last ones.
+export async function lookBack(event) {
+  event.preventDefault();
+  const id = at("look-back").elements.request_id.value.trim();
+  at("looked-back").textContent = "";
+  try {
+    const answer = await fetch(`/console/decisions/${encodeURIComponent(id)}`);
+    const told = await answer.json();
+    if (!answer.ok) throw new Error(told.error.message);
+    if (told.decisions.length > 1) at("looked-back").textContent = `${told.decisions.length} requests had this id; the last one is shown.`;
+    showRecord(told.decisions[0]);
+  } catch (error) {
+    at("looked-back").textContent = error.message;
+  }
+}
+
 function showRecord(record) {
   at("because").textContent = record.replica ? `It went to ${record.replica}: ${WHY[record.why] ?? record.why}.` : "It went to no replica.";
   const rows = Object.entries(record).filter(([name]) => name !== "costs").flatMap(([name, value]) =>
-    [element("dt", {}, name), element("dd", {}, value === null ? "–" : String(value))]);
+    [element("dt", {}, name), element("dd", {}, value === null ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value))]);
   at("record").querySelector("dl").replaceChildren(...rows);
   fill("considered", (record.costs ?? []).map((candidate) => costRow(candidate, record.replica)),
-    "Not told: nobody watched yet when it was placed, or Redis did not place it.");
+    "Not told: only a part of requests tells it (decisions.cost_share) while nobody watches, or Redis did not place it.");
   at("record").showModal();
 }

@@ -11,6 +11,7 @@ import typer
 from gateway.ops.cli import (
     config,
     doctor,
+    explain,
     follow,
     keys,
     operate,
@@ -43,6 +44,7 @@ _COMMANDS = (
     cluster.down,
     cluster.status,
     owners.owners,
+    explain.explain,
     top.top,
     watch.watch,
     usage.usage,

@@ -1,8 +1,8 @@
-"""Prints the results of `kvgate status`, `keys list`, `usage`, `owners`, `queue`, `doctor` and `replicas list`."""
+"""Prints the results of `kvgate status`, `keys list`, `usage`, `owners`, `explain`, `queue`, `doctor` and others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from gateway.ops.local.cluster_status import MemberStatus
 
 # Wide enough for any row. A terminal wraps long lines itself; a program that reads the output needs whole lines.
 _WIDTH = 1000
-# The fields of each replica in the answer of explain, and their headings.
+# The fields of each replica in the answer of explain and in a record, and their headings.
 _COST_TERMS = (
     ("replica", "replica"),
     ("cost", "cost"),
@@ -27,6 +27,7 @@ _COST_TERMS = (
     ("load_tokens", "load"),
     ("speed", "speed"),
     ("active", "active requests"),
+    ("active_requests", "active requests"),
     ("owned_tokens", "owned"),
     ("guarded", "too busy (load guard)"),
 )
@@ -102,16 +103,21 @@ def print_owners(explanation: dict[str, Any]) -> None:
         table.add_row(key["key"], str(key["tokens"]), str(key["text_bytes"]), str(key["images"]), owners or "-")
     console.print(table)
     console.print("\nwhere it would go now (costs in tokens)")
-    terms = {name: label for name, label in _COST_TERMS if any(name in each for each in explanation["replicas"])}
-    costs = _table(*terms.values())
-    for replica in explanation["replicas"]:
-        costs.add_row(*(_cell(replica.get(name)) for name in terms))
-    if terms:
-        console.print(costs)
-        console.print(_LEGEND, markup=False)
+    print_costs(explanation["replicas"])
     choice = explanation["choice"]
     where = choice.get("replica") or "the first usable of " + ", ".join(choice.get("order", ["none"]))
     console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}{_wait_of(choice)}", markup=False)
+
+
+def print_costs(replicas: Sequence[dict[str, Any]]) -> None:
+    """Print what each replica costs, with the terms of it."""
+    terms = {name: label for name, label in _COST_TERMS if any(name in each for each in replicas)}
+    costs = _table(*terms.values())
+    for replica in replicas:
+        costs.add_row(*(_cell(replica.get(name)) for name in terms))
+    if terms:
+        _console().print(costs)
+        _console().print(_LEGEND, markup=False)
 
 
 _WAITS = {

@@ -22,7 +22,7 @@ from tests.gateway.ops.cli.conftest import COMMAND, Kvgate
 from tests.threaded_server import SilentHandler, in_thread
 
 ROOT = Path(__file__).resolve().parents[4]
-COMMANDS = ["up", "down", "status", "owners", "gateway", "agent", "replica-sim", "check-config"]
+COMMANDS = ["up", "down", "status", "owners", "explain", "gateway", "agent", "replica-sim", "check-config"]
 COMMANDS += ["hash-key", "version", "replica-command", "doctor", "queue", "drain", "undrain", "audit"]
 COMMANDS += [f"keys {verb}" for verb in ("create", "list", "rotate", "revoke")]
 

@@ -1,0 +1,101 @@
+"""The command `kvgate explain`: why a request went where it went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from gateway.ops.cli.ask import ask, gateway_url
+from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
+
+_WHY = {
+    "hit": "the policy chose it, and none that was looked at held more of the prompt",
+    "partial_hit": "it held a part of the prompt; another one held more, but the policy chose this one",
+    "rebalanced": "another one held a part of the prompt, but the policy chose this one",
+    "cold": "the policy chose it, and none that was looked at held any of the prompt",
+    "stored": "it could load a part of the prompt from LMCache's tier in Redis",
+    "pinned": "it belongs to an earlier response, which this replica has",
+    "last_resort": "no replica was healthy",
+    "fallback": "Redis did not place it: the gateway chose by hashing",
+}
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The x-request-id of its answer.")],
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose request it is; for admins. Without it, those of all tenants with a key.")
+    ] = None,
+    gateway: Gateway = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell why a request went where it went, after it has ended.
+
+    Any gateway answers, for the tenant that sent it and for admins. The last
+    requests are kept, without prompts. If clients have used an id twice, the
+    last one is first. For where a prompt would go now: kvgate owners.
+
+    \b
+    Examples:
+      kvgate explain 5d41402abc4b2a76b9719d911017c592
+      kvgate explain my-own-id --tenant research --json
+    """
+    query = f"?tenant={quote(tenant, safe='')}" if tenant is not None else ""
+    url = f"{gateway_url(gateway, state_dir)}/v1/decisions/{quote(request_id, safe='')}{query}"
+    answer = ask("GET", url, api_key, "decisions")
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    from gateway.ops.cli.printable import all_printable
+    from gateway.ops.cli.tables import print_costs
+
+    for number, record in enumerate(all_printable(answer["decisions"])):
+        typer.echo("\n" * (number > 0) + "\n".join(reasons(record)))
+        if costs := record.get("costs"):
+            typer.echo("\nwhat each replica would have cost, in tokens")
+            print_costs(costs)
+
+
+def reasons(record: dict[str, Any]) -> Iterator[str]:
+    """What a record tells, in words. A tenant's record may lack some of it."""
+    error = f" {record['code']}" if record.get("code") else ""
+    where = f" at {record['gateway']}" if record.get("gateway") else ""
+    yield f"{record['time']}{where}: {record['method']} {record['path']} was answered {record['status']}{error}"
+    asked = [f"{name} {record[name]}" for name in ("model", "backend", "tenant", "key") if record.get(name)]
+    if asked:
+        yield f"asked: {', '.join(asked)}, {_tokens(record['prompt_tokens'])} of prompt"
+    for failed in record.get("failed") or ():
+        yield f"tried {failed['replica']}, which failed: {failed['why']}"
+    replica = record["replica"]
+    if replica is None:
+        yield "went to no replica"
+        return
+    yield f"went to {replica} ({record['why']}): {_WHY.get(record['why'], 'see docs/endpoints.md')}"
+    cached = "" if record["cached_tokens"] is None else f"; the engine had {_tokens(record['cached_tokens'])} cached"
+    yield f"it was expected to hold {_tokens(record['matched_tokens'])} of the prompt{cached}"
+    if record.get("passed_over_tokens"):
+        yield f"another one held {_tokens(record['passed_over_tokens'])} more"
+    yield from _compared(record.get("costs") or [], replica)
+    first = "" if record["first_byte_ms"] is None else f", first byte after {record['first_byte_ms']:.0f} ms"
+    yield f"waited {record['waited_ms']:.0f} ms for room{first}, ended after {record['duration_ms']:.0f} ms"
+
+
+def _compared(costs: list[dict[str, Any]], replica: str) -> Iterator[str]:
+    """What the next one would have cost."""
+    own = [each for each in costs if each["replica"] == replica]
+    others = [each for each in costs if each["replica"] != replica]
+    if own and others:
+        best = min(others, key=lambda each: float(each["cost"]))
+        yield (
+            f"it cost {own[0]['cost']}, with {own[0]['active_requests']} requests in flight; the next one, "
+            f"{best['replica']}, would have cost {best['cost']}, with {best['active_requests']}"
+        )
+
+
+def _tokens(count: int | None) -> str:
+    return "unknown tokens" if count is None else f"{count} token{'' if count == 1 else 's'}"
