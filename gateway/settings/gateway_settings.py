@@ -189,7 +189,7 @@ class StoreSettings(Section):
 
 class DecisionSettings(Section):
     max_bytes: Annotated[int, Field(ge=0, le=2**30)] = 2**26
-    cost_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    cost_share: Annotated[float, Field(ge=0, le=1)] = 0.1
 
     @field_validator("max_bytes")
     @classmethod
