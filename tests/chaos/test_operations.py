@@ -122,6 +122,7 @@ async def test_a_drain_does_not_wait_for_the_keys_of_a_replica_that_has_died(sta
 
 async def test_an_engine_that_restarts_is_not_drained_any_more(stage: OperationsStage) -> None:
     assert (await stage.command("drain", "r2"))[0] == 0
+    await eventually(lambda: drained_everywhere(stage, "r2"))
     replica = stage.replica("r2")
     replica.kill()
     replica.start()

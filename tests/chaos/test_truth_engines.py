@@ -13,12 +13,14 @@ from tests.polling import eventually
 
 
 async def test_an_engine_that_restarts_is_a_stranger_from_its_first_request_on(truth: TruthStage) -> None:
+    """It is away until it counts as dead, as engines are that load a model."""
     r0 = truth.replica("r0")
     asked, unasked = await truth.warm(3, r0), await truth.warm(3, r0)
     async with Askers(truth, asked) as askers:
         before = (await truth.ledger.replicas())["r0"]
         r0.kill()
         await eventually(lambda: any(answer.replica != "r0" for answer in askers.answers))
+        await eventually(lambda: is_in_state(truth, r0, "dead"))
         r0.start()
         await eventually(lambda: truth.listens(r0))
         first = await asyncio.gather(*(truth.ask(text, number % 2) for number, text in enumerate(unasked)))
