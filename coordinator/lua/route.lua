@@ -1,6 +1,7 @@
 -- Chooses one of a model's backends by their weights, and runs `place` there: one call, so the weights hold exactly over all
--- gateways. A conversation that has begun stays with its backend, and is not counted. Nor is a request that `place` neither
--- places nor gives a seat.
+-- gateways. A conversation that has begun stays with its backend, and is not counted. Nor is a request that another try may
+-- place, or that is above a limit. One that is refused because too many wait there has had its turn: else the next one would
+-- get the same turn, and a full backend would keep the requests of all others out.
 --
 -- KEYS
 --   hash    placing...: the keys of `place` for the first backend
@@ -99,11 +100,12 @@ for number = 1, reply[1] == 'none' and #read_others() + 1 or 0 do
   end
 end
 
-if reply[1] ~= 'ok' and reply[1] ~= 'wait' then
-  if turns then
-    redis.pcall('HINCRBY', shares, field, '-1')
-  end
-elseif conversation ~= '-' then
+local status = reply[1]
+local is_served = status == 'ok' or status == 'wait'
+if turns and not is_served and status ~= 'full' and status ~= 'full_tenant' and status ~= 'unreachable' then
+  redis.pcall('HINCRBY', shares, field, '-1')
+end
+if is_served and conversation ~= '-' then
   local name = chosen == 1 and first or read_others()[chosen - 1][1]
   if name ~= noted then
     redis.pcall('HSET', stays, conversation, name)

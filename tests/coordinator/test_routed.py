@@ -13,6 +13,7 @@ import redis.asyncio as redis
 from coordinator.errors import StoreLate
 from coordinator.keys import shares_key, stays_key
 from coordinator.placement import Placement, Reservation
+from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.pool.routed import STAY_MS, Split, Way, choose_way
 from coordinator.redis.wire import Wire, load_scripts
@@ -143,6 +144,21 @@ async def test_what_is_not_placed_is_not_counted(pool: Pool, other: Pool, client
     ways = [way(pool, 1, "two", "r9"), way(other, 2, "two", "r9")]
     assert (await choose_way(ways, SPLIT))[1] is None
     assert await client.hget(shares_key(), FIELD) == "1"
+
+
+async def test_a_full_backend_refuses_its_own_share_and_no_more(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    knobs = PolicyKnobs(max_active_requests=1, max_waiting=1)
+    found: Counter[tuple[str, str]] = Counter()
+    for turn in range(100):
+        ways = [way(pool, i + 1, f"one {turn}", f"r{i}", weight) for i, weight in enumerate((9, 1))]
+        for each in ways:
+            each.request.knobs = knobs
+        ways[1].request.room_share = 1.0  # the other one's requests never wait
+        chosen, answer = await choose_way(ways, SPLIT)
+        found[chosen.backend, type(answer).__name__] += 1
+    assert found == {("v1", "Placement"): 90, ("v2", "Placement"): 1, ("v2", "Seat"): 1, ("v2", "Refusal"): 8}
+    await client.delete(KEYS.waiting)
 
 
 async def test_another_backend_is_asked_as_it_would_be_alone(pool: Pool, other: Pool) -> None:
