@@ -15,7 +15,7 @@ from coordinator.maintenance.reaper import Reaper
 from coordinator.maintenance.repair import Repair
 from coordinator.placement import PlaceRequest, Reservation, Used
 from coordinator.policy_knobs import PolicyKnobs
-from tests.coordinator.queueing import asking, queued, two_gateways, waiting
+from tests.coordinator.queueing import ONE_EACH, asking, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms
 from tests.polling import eventually
 from tests.redis_server import RedisServer
@@ -202,6 +202,34 @@ async def test_a_slot_of_a_key_that_another_pool_frees_is_used_by_the_request_th
         assert not newcomer.done()
         one.done("late1")
         assert await newcomer is not None
+
+
+async def test_a_parked_request_gets_its_turn_among_others_although_nothing_of_its_key_ends_any_more(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """The request that had got its turn when the last one ended has left the queue."""
+    key = {"concurrency": 1}
+    async with two_gateways(redis_server, 1) as (one, other):
+        assert await one.place(charged("first", {}, key, knobs=ONE_EACH)) is not None
+        second, third = [
+            await queued(client, other, charged(name, {}, key, knobs=ONE_EACH)) for name in ("second", "third")
+        ]
+        rest = [await queued(client, one, asking(f"another{number}", tenant="a")) for number in range(2)]
+        await client.hincrby(KEYS.active, "r0", 1)  # so that the end of the first one makes no room
+        one.done("first")
+        await drained(one)
+        second.cancel()
+        await asyncio.wait([second])
+        await drained(other)
+        await beaten(one)
+        await client.hincrby(KEYS.active, "r0", -1)
+        await beaten(one)
+        await eventually(rest[0].done)
+        one.done("another0")
+        await eventually(lambda: third.done() or rest[1].done())
+        assert third.done()
+        other.done("third")
+        assert await rest[1] is not None
 
 
 async def test_a_request_that_its_key_lets_in_waits_for_its_tenant(

@@ -236,7 +236,9 @@ end
 -- Grants what can be granted, some heads at a time: the bands in order, but first one request of a band that starves.
 -- `freed` are the replicas where room may have come; nil if that may be any. `most` is how many seats are granted at
 -- most, not counting those that leave room for another one: a request that ends most often makes room for one, and to try
--- a second one costs as much as a placement. Parked tenants come last, and only if it is not known where room came.
+-- a second one costs as much as a placement. What is parked comes last, and only if it is not known where room came. In a
+-- full line, one of these is tried: if its accounts let it in, it gets its turn back, and the next room is not given to
+-- others each time.
 local function grant_turns(base, now, freed, most)
   local lines, heads, granted = in_turn(base, concerned(base, waiting_lines(base), freed, now)), MOST_HEADS, 0
   most = most or MOST_HEADS
@@ -253,10 +255,10 @@ local function grant_turns(base, now, freed, most)
     end
   end
   for i = 1, freed and 0 or #lines do
-    if heads > 0 and granted < most and not lines[i].is_full then
-      local more
-      more, heads = grant_parked(base, lines[i].name, now, most - granted, heads)
-      granted = granted + more
+    if heads > 0 and granted < most then
+      local tries = lines[i].is_full and 1 or heads
+      local more, left = grant_parked(base, lines[i].name, now, most - granted, tries)
+      granted, heads = granted + more, heads - tries + left
     end
   end
 end
