@@ -112,7 +112,7 @@ class Bench:
         took_us = (time.perf_counter() - started) * 1e6
         assert reply[0] == b"ok", reply
         self.why[reply[4].decode()] += 1
-        done = self._settle.operands(self._pool.keys, gateway=GATEWAY, settled=[("done", reservation, "")])
+        done = self._settle.operands(self._pool.keys, gateway=GATEWAY, sums="", settled=[("done", reservation, "")])
         script_us = await script_time_us(self._wire)
         await self._wire.run(self._settle, done)
         return took_us, script_us

@@ -5,6 +5,7 @@ subset            the replicas that serve one model name, and their digest
 registry          the records of replicas and agents, and the state of a pool that a heartbeat returns
 policy_knobs      how a gateway wants placements to be chosen
 accounts          whom a request is charged to, and their limits
+spending          the budgets of accounts, and what a request can cost
 placement         what a placement asks, and how it is answered
 scripts           the Lua scripts: their texts, and how each is called
 lua/              the text of the scripts; policies/ has one for each policy, steps/ for each step of `place`

@@ -22,6 +22,11 @@ def account_of_key(key_id: str) -> str:
     return _OF_KEY + quote(key_id, safe="")
 
 
+def is_account_of_key(account: str) -> bool:
+    """Whether an account is that of an API key; else it is that of a tenant."""
+    return account.startswith(_OF_KEY)
+
+
 class AccountLimits(NamedTuple):
     """An account, and what it may have over all gateways; 0: any number."""
 
@@ -34,7 +39,7 @@ class AccountLimits(NamedTuple):
     @property
     def is_key(self) -> bool:
         """Whether it is that of an API key; else it is that of a tenant."""
-        return self.account.startswith(_OF_KEY)
+        return is_account_of_key(self.account)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from coordinator.accounts import Left
+from coordinator.spending import AccountBudget, Spent
 
 
 class StoreError(Exception):
@@ -57,3 +58,22 @@ class OverLimit(Exception):
     def __init__(self, limit: str, wait_s: float, left: tuple[Left, ...], at: int) -> None:
         super().__init__(f"too many {limit} in a minute; some again in {wait_s:.1f} s")
         self.limit, self.wait_s, self.left, self.at = limit, wait_s, left, at
+
+
+class OverBudget(Exception):
+    """A request may cost more than is left of a budget. `of` has its budgets, what is spent of them, and the most that
+    the request can take. `is_local`: of this gateway's part, while the store is away."""
+
+    def __init__(self, of: list[tuple[AccountBudget, Spent, int]], *, is_local: bool = False) -> None:
+        super().__init__("a budget has too little left")
+        self.of, self.is_local = of, is_local
+
+    def blocking(self) -> tuple[AccountBudget, Spent, int, bool]:
+        """The budget that is in the way for longest, and whether what is settled alone is: else requests in flight
+        are."""
+        blocking = (
+            (budget, spent, most, spent.settled + most > budget.limit)
+            for budget, spent, most in self.of
+            if most > 0 and spent.settled + spent.held + most > budget.limit
+        )
+        return max(blocking, key=lambda each: (each[3], each[0].ends_s))

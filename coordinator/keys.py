@@ -173,6 +173,8 @@ class PoolKeys:
     budgets = _keys("budgets")
     grants = _keys("grants")
     heard = _keys("heard")
+    leased = _keys("leased")
+    spent = _keys("spent")
     chunk = _keys("chunk")
     events = _keys("events")
     measured = _keys("measured")
@@ -184,6 +186,11 @@ class PoolKeys:
     def tenants(self) -> str:
         """Of all pools, where one script can use their keys."""
         return f"{self.base if self.is_in_cluster else prefix(self.namespace)}:tenants"
+
+    @cached_property
+    def spending(self) -> str:
+        """Of all pools, as `tenants`."""
+        return f"{self.base if self.is_in_cluster else prefix(self.namespace)}:spending"
 
     def line(self, line: str, tenant: str) -> str:
         return f"{self.base}:line:{line} {tenant}"

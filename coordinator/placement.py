@@ -11,6 +11,7 @@ from coordinator.keys import PoolKeys
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.registry import SESSION, TOLD, ReplicaRecord
 from coordinator.scripts import Script
+from coordinator.spending import Bill, Spent
 from coordinator.subset import Subset
 
 NO_TIP = "-"
@@ -61,6 +62,7 @@ class Used(NamedTuple):
     """Of its tenant's share: uncached tokens, and those of the answer, weighted."""
     limit_tokens: int
     """Of its accounts' limits: uncached tokens, and those of the answer."""
+    cost_nanos: int = 0
 
     @property
     def text(self) -> str:
@@ -86,6 +88,13 @@ class Exhausted(NamedTuple):
     left: tuple[Left, ...]
     at: int
     """Which of the request's accounts it is."""
+
+
+class OverBudgets(NamedTuple):
+    """What is spent of a request's budgets leaves too little for it: see OverBudget."""
+
+    spent: tuple[Spent, ...]
+    uncached_tokens: int
 
 
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
@@ -122,6 +131,8 @@ class PlaceRequest:
     """Where it waits if there is no room."""
     limits: Limits | None = None
     """Those of its accounts; None if it has none."""
+    bill: Bill | None = None
+    """What it can cost; None if its accounts have no budgets."""
     waited_s: float = 0.0
     """How long it has waited for room."""
     is_counted: bool = False
@@ -207,6 +218,7 @@ class PlaceRequest:
             room_share=self.room_share,
             line=self.standing.line(self.waited_s) if self.room_share or self.limits else "",
             limits=self.limits.text(self.waited_s > 0, self.is_counted) if self.limits else "",
+            bill=self.bill.text if self.bill else "",
             keys=self.keys,
             tokens=self.tokens,
         )
@@ -252,6 +264,8 @@ class Placement(NamedTuple):
     costs: Sequence[Sequence[Any]] = ()
     """What the candidates cost: their names, their requests, and so on, see lua/steps/costs.lua. Empty unless the knobs
     ask for it."""
+    spent: tuple[Spent, ...] = ()
+    """What others have spent of each of its budgets, and hold; empty if it has none."""
 
     @property
     def is_told(self) -> bool:
@@ -279,12 +293,18 @@ class Reservation:
     """Whether its first token will be seen; if not, prefills.py says when its backlog ends."""
     prefilled_by_s: float | None = None
     """Predicted, on the monotonic clock; infinite while unknown, None before the first heartbeat."""
+    bill: Bill | None = None
+    """None if it has no budgets."""
+    placed_ms: int = 0
+    """Redis time; 0: it was placed without the store."""
+    uncached_tokens: int = 0
+    """When it was placed."""
 
 
 _REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable"})
 
 
-def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
+def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | OverBudgets | str:
     """The answer of `place`; a status is `stale`, `undeclared`, `none`, `late` or `lost`."""
     if reply[0] == b"wait":
         return Seat(reply[1], reply[2], str(reply[3], "utf-8", "replace"))
@@ -292,6 +312,8 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
         return Refusal(reply[0].decode(), reply[2])
     if reply[0] == b"over_limit":
         return Exhausted(reply[3].decode(), reply[2], _left(reply[4]), reply[5] - 1)
+    if reply[0] == b"over_budget":
+        return OverBudgets(_spent(reply[2]), reply[3])
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     # Unpacked, and given by position: a third of the time that 21 names take.
@@ -302,12 +324,18 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
         claimed_from, touch == 1, last_use_ms, backlog_tokens, kind.decode(), _text(entry), placed_ms, _text(mode),
         report == 1, stored_keys, stored_tokens, passed_over, _left(left) if left else (),
         costs[0] if costs and isinstance(costs[0], list) else (),  # a text if an older version has granted it
+        _spent(costs[1]) if len(costs) > 1 and costs[1] else (),
     )  # fmt: skip
 
 
 def _text(told: bytes) -> str:
     """A script can only choose among what is there, and somebody may have written that by hand."""
     return told.decode("utf-8", "replace")
+
+
+def _spent(text: bytes) -> tuple[Spent, ...]:
+    life, *each = text.decode("ascii", "replace").split(" / ")
+    return tuple(Spent(life, *map(int, numbers.split())) for numbers in each)
 
 
 def _left(text: bytes) -> tuple[Left, ...]:

@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "coordinator", "bench")
 LAYERS = (
-    "coordinator coordinator.accounts coordinator.errors coordinator.keys coordinator.registry coordinator.finding",
+    "coordinator coordinator.accounts coordinator.spending coordinator.errors coordinator.keys coordinator.registry",
+    "coordinator.finding",
     "coordinator.signature coordinator.breaker coordinator.lmcache_chunks coordinator.policy_knobs coordinator.scripts",
     "coordinator.subset",
     "coordinator.placement",

@@ -186,7 +186,7 @@ class AgentStore:
     async def change_state(self, before: str, after: str) -> None:
         """Change the replica's state in the registry, if it still has this incarnation and is in the state `before`."""
         await self._run("mark", replica=self._replica, incarnation=self.incarnation, before=before, after=after)
-        await self._run("settle", gateway="", settled=[("room", self._replica, "")])
+        await self._run("settle", gateway="", sums="", settled=[("room", self._replica, "")])
 
     async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
         """The chains of these sessions. If a session was placed on another replica since, its record no longer tells

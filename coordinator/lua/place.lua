@@ -15,7 +15,7 @@
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
 --   hash    bound: the base of bound:<slot>
---   hash    agents, reports, tiers, subsets, waiting, rates, speeds, tenants, budgets:<gateway>
+--   hash    agents, reports, tiers, subsets, waiting, rates, speeds, tenants, budgets:<gateway>, leased:<gateway>
 --   zset    subset:<digest>: and the base of its orders
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
@@ -41,6 +41,8 @@
 --   text    limits: of its accounts (see lib/limits.lua): "<output tokens> <1 if the request was let in before, else 0>",
 --             and for each " / <account> <concurrency> <requests_per_min> <tokens_per_min>", 0 where there is no limit;
 --             "": none
+--   text    bill: what it can cost (see lib/spending.lua): nanos that are certain, output tokens, nanos per million tokens:
+--             uncached, cached, output; output tokens per s at most; for each budget " / <budget> <limit>"; "": it has none
 --   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
@@ -51,7 +53,8 @@
 --          tokens that another candidate holds and the replica neither holds nor can load,
 --          what is left of its accounts' limits (see budget.left in lib/limits.lua; "": it has none),
 --          with `tells_costs` the candidates: lists of their names, requests in flight, backlogs, matched tokens, charged,
---          displaced, load, costs, and speeds if they are not equally fast (see lib/costs.lua), else ""},
+--          displaced, load, costs, and speeds if they are not equally fast (see lib/costs.lua), else "",
+--          what is spent of its budgets (see spending.weigh in lib/spending.lua; "": it has none)},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
 --         {"wait", since_ms, ms that it most likely waits (0: not known), a replica that has room ("": none)}: no replica
@@ -59,7 +62,8 @@
 --         {"full" | "full_tenant" | "unreachable", now_ms, the same}: it has none, because too many wait, or it would wait
 --         too long;
 --         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left, which of its accounts
---         (from 1)}: of a limit of this account
+--         (from 1)}: of a limit of this account;
+--         {"over_budget", now_ms, what is spent of its budgets, backlog_tokens}: it may cost more than is left
 -- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
 -- its prompt, {"blocked", account} if this account of its has too many requests in flight.
 
@@ -91,6 +95,7 @@ local WEIGHS_CACHES, nominate, choose
 -- include policies/<policy>
 -- include bound
 -- include limits
+-- include spending
 
 if not explain and not is_kept then
   local lease = redis.call('HGET', gateways_key, gateway)
@@ -109,6 +114,10 @@ if release ~= '' and not explain and not is_kept then
     give_back(entry, replicas_key, active_key, backlog_tokens_key)
   end
   budget_of(budgets_key, tenants_key).move(release, reservation)
+end
+local billed = bill ~= '' and spending_of(tenants_key, leased_key)
+if billed and release ~= '' and not explain then
+  billed.free(release)
 end
 
 local budget = limits ~= '' and budget_of(budgets_key, tenants_key)
@@ -192,6 +201,14 @@ end
 local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
 local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
 
+local taken, is_over, spent_text = nil, false, ''
+if billed and not explain then
+  taken, is_over, spent_text = billed.weigh(bill, uncached, prompt_tokens - uncached)
+  if is_over then
+    return { 'over_budget', now, spent_text, uncached }
+  end
+end
+
 local waits
 local has_waiting = room_share > 0 and not is_kept and has_any and redis.call('EXISTS', waiting_key) == 1
 if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
@@ -226,6 +243,9 @@ end
 if asked then
   budget.reserve(reservation, asked, uncached, now, true)
 end
+if billed then
+  billed.lease(reservation, taken, now)
+end
 if is_kept then -- a grant goes on while there is room
   SETTINGS.has_more = has_room(replica, fleet.active[chosen] + 1, fleet.backlog[chosen] + uncached, room_share)
 end
@@ -241,5 +261,5 @@ return {
   'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached, kind, entry,
   now, mode, report, pick.stored_keys, stored_tokens,
   math.max(0, fleet.held_tokens - math.max(fleet.matched[chosen], stored_tokens)),
-  asked and budget.left(asked, now) or '', costs,
+  asked and budget.left(asked, now) or '', costs, spent_text,
 }

@@ -5,33 +5,35 @@
 --
 -- KEYS
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, reaped, waiting
---   hash    seats:<gateway>, charges:<gateway>, tenants, budgets:<gateway>, holds
+--   hash    seats:<gateway>, charges:<gateway>, tenants, budgets:<gateway>, holds, leased:<gateway>
 --   list    grants:<gateway>, heard:<gateway>
 -- ARGV
 --   text    gateway
 --   number  at_most: reservations to give back
 -- Its seats in queues go, too. What its requests had reserved of limits is kept for an hour: if it comes back, it tells
--- what they took. Returns how many reservations and seats are left; also 0 if the lease is good or the gateway is
--- not known.
+-- what they took. What they can have spent of budgets counts as settled until then (see spending.lapse). Returns how many
+-- reservations and seats are left; also 0 if the lease is good or the gateway is not known.
 
 -- include time
 -- include load
 -- include limits
+-- include spending
 
-local budget = budget_of(budgets_key, tenants_key)
+local budget, spending = budget_of(budgets_key, tenants_key), spending_of(tenants_key, leased_key)
 check_hashes(gateways_key, flight_key, replicas_key, active_key, backlog_tokens_key, reaped_key)
 local epoch, until_text = string.match(redis.call('HGET', gateways_key, gateway) or '', '^(%d+) (%d+)')
 if epoch == nil or (epoch ~= '0' and tonumber(until_text) >= now_ms()) then
   return 0
 end
 local ids = redis.call('HKEYS', flight_key)
-local count = math.min(#ids, at_most)
+local count, now = math.min(#ids, at_most), now_ms()
 if count > 0 then
   local entries = redis.call('HMGET', flight_key, unpack(ids, 1, count))
   for i = 1, count do
     give_back(entries[i], replicas_key, active_key, backlog_tokens_key)
     redis.call('HSET', reaped_key, ids[i], entries[i] .. ' ' .. gateway)
     budget.lapse(ids[i])
+    spending.lapse(ids[i], now)
   end
   redis.call('HDEL', flight_key, unpack(ids, 1, count))
 end

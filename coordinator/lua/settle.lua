@@ -5,14 +5,17 @@
 --
 -- KEYS
 --   hash    flight:<gateway>, replicas, active, backlog_tokens, waiting, charges:<gateway>, tenants, budgets:<gateway>
+--   hash    leased:<gateway>, spent:<gateway>
 -- ARGV
 --   text    gateway
+--   text    sums: what the gateway has settled of budgets: see spending.settle in lib/spending.lua; "": nothing new
 --   text    settled(event, reservation, used)...: the event is "first_token" or "done". `used` are two numbers of tokens:
 --             "<what the request is charged (see lib/fair.lua)> <what it takes of its accounts' limits>"; "" if not known.
 --             With the event "room", the second text is a replica where room may have come ("": any), the third is ""
--- Returns the number of reservations that were found.
+-- Returns the number of reservations that were found; with `sums`, what spending.settle returns.
 
 -- include load
+-- include spending
 
 local MOST_FREED = 16
 
@@ -53,7 +56,19 @@ for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
     end
   end
 end
-if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
+local told = found
+local more = redis.call('EXISTS', waiting_key, charges_key, budgets_key, leased_key)
+local leases = more > 0 and redis.call('EXISTS', leased_key) or 0
+if sums ~= '' or leases > 0 then
+  local spending = spending_of(tenants_key, leased_key)
+  told = sums ~= '' and spending.settle(spent_key, sums) or found
+  for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
+    if ARGV[i] == 'done' then
+      spending.free(ARGV[i + 1], sums ~= '' and told[1])
+    end
+  end
+end
+if more > leases then -- the code of grants is long
 -- include time
 -- include limits
 -- include grants
@@ -75,4 +90,4 @@ if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
   -- An end makes room for at least one request, a `room` for any number.
   grant_turns(base, now, are_known and freed or nil, are_known and not has_rooms and found or nil)
 end
-return found
+return told

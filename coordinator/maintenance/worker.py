@@ -19,6 +19,7 @@ from coordinator.maintenance.held_keys import HeldKeys, Pass, due, look_at
 from coordinator.maintenance.reaper import Reaper
 from coordinator.maintenance.repair import Repair
 from coordinator.maintenance.task_queue import TaskQueue
+from coordinator.pool.account_spending import OldBudgets
 from coordinator.pool.pool import Pool
 from coordinator.registry import PoolState, readable
 
@@ -39,6 +40,7 @@ class Worker:
         self._pool = pool
         self._reaper = Reaper(pool)
         self._repair = Repair(pool)
+        self._old_budgets = OldBudgets(pool)
         self._queue = TaskQueue(pool.name)
         self._passes: dict[str, Pass] = {}
         self._looked_s: dict[str, float] = {}
@@ -66,6 +68,7 @@ class Worker:
                 await self._pool.subsets.keep()
             if self._pool.is_worker:
                 await self._repair.repair()
+                await self._old_budgets.remove()
                 await self._look(state)
                 await self._queue.work(until_s)
                 self._pool.maintenance_lag_s = self._lag_s()

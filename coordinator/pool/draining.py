@@ -24,5 +24,5 @@ async def drain(run: Callable[..., Awaitable[Any]], replica: str, *, is_over: bo
     repeated. `run` runs a script. Raises StoreError."""
     state, active = await run("drain", replica=replica, is_over=is_over)
     if is_over:
-        await run("settle", gateway="", settled=[("room", replica, "")])
+        await run("settle", gateway="", sums="", settled=[("room", replica, "")])
     return Drained(readable(state), int(active))

@@ -78,12 +78,14 @@ class Link:
         elif on_reply is not None:
             on_reply(not_connected())
 
-    def restate(self, name: str, **arguments: Any) -> None:
+    def restate(self, name: str, on_reply: Reply | None = None, /, **arguments: Any) -> None:
         """Send a script with its text: after a NOSCRIPT it would run again, behind calls that it must precede."""
         script = self.script(name)
         operands = script.operands(self.keys, **arguments)
         if self.wire is not None:
-            self.wire.send("EVAL", script.text, *operands)
+            sent = self.wire.send("EVAL", script.text, *operands)
+            if on_reply is not None:
+                sent.add_done_callback(lambda sent: sent.cancelled() or on_reply(sent.exception() or sent.result()))
 
     def read(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
         """A plain command, outside the request path; with `at_once` it is on its way before this returns."""

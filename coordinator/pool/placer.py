@@ -12,10 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreLate, StoreRefused
+from coordinator.errors import NoRoom, OverBudget, OverLimit, StoreDown, StoreLate, StoreRefused
 from coordinator.placement import (
     NOTHING,
     Exhausted,
+    OverBudgets,
     Placement,
     PlaceRequest,
     Refusal,
@@ -45,7 +46,7 @@ _AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
 _PATIENT_S = 1.0
 """How long a request that has waited for room may wait to be sent. Many are placed again together."""
 
-Answer = Placement | Seat | Refusal | Exhausted
+Answer = Placement | Seat | Refusal | Exhausted | OverBudgets
 Placed = Placement | Reservation | Literal["again"] | None
 
 
@@ -125,6 +126,10 @@ class Placer:
         while True:
             if isinstance(placement, Exhausted):
                 raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left, placement.at)
+            if isinstance(placement, OverBudgets):
+                if request.waited_s:  # its seat had reserved of its limits
+                    self._settlements.soon("done", request.reservation, NOTHING)
+                raise over_budget(request, placement)
             if isinstance(placement, Refusal):
                 raise NoRoom(placement.reason, placement.expected_ms / 1000)
             if not isinstance(placement, Seat):
@@ -172,7 +177,7 @@ class Placer:
                 if isinstance(placement, Placement):
                     self.accept(request, placement)
                     return placement
-                if isinstance(placement, Seat | Refusal | Exhausted):
+                if isinstance(placement, Seat | Refusal | Exhausted | OverBudgets):
                     self._reservations.released(request, is_over=not isinstance(placement, Seat))
                     return placement
             finally:
@@ -309,7 +314,12 @@ class Placer:
         self._reservations.released(request)
         where = (placement.replica, placement.incarnation, placement.backlog_tokens)
         budget = request.budget(placement.backlog_tokens)
-        self._reservations.keep(Reservation(request.reservation, *where, request.tip, budget, request.is_streamed))
+        reservation = Reservation(request.reservation, *where, request.tip, budget, request.is_streamed)
+        reservation.bill, reservation.placed_ms = request.bill, placement.placed_ms
+        reservation.uncached_tokens = placement.backlog_tokens
+        self._reservations.keep(reservation)
+        if request.bill is not None:
+            self._reservations.spent.told(request.bill, placement.spent)
         if placement.touch or placement.claimed_from:
             first = 0 if placement.touch else placement.claimed_from - 1
             self._claims.hold(placement.replica, request.keys[first:])
@@ -359,3 +369,10 @@ class Placer:
                 break
             self.subsets.forget()
         return bytes(reply[1]) if reply[0] == b"ok" else None
+
+
+def over_budget(request: PlaceRequest, answer: OverBudgets) -> OverBudget:
+    """The refusal of a request of which a budget has too little left."""
+    assert request.bill is not None
+    most = [request.bill.most(budget, answer.uncached_tokens).amount for budget in request.bill.budgets]
+    return OverBudget(list(zip(request.bill.budgets, answer.spent, most, strict=True)))

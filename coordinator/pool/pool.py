@@ -141,6 +141,7 @@ class Pool:
         self._stated_s = time.monotonic()
         where = {"gateway": self.gateway, "epoch": self.link.epoch, "lease_ms": LEASE_MS}
         self.link.restate("reassert", **where, kept=self.placer.kept(), live=live)
+        self.reservations.restate_spending(self.placer.kept())
         self.settlements.room()
         self.seats.attached()
 

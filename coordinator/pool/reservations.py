@@ -7,11 +7,14 @@ calls that were lost with a connection.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from coordinator.placement import NOTHING, PlaceRequest, Reservation, Used
 from coordinator.pool.link import Link
 from coordinator.pool.live_load import LiveLoad
 from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
+from coordinator.pool.spent_sums import SpentSums
 from coordinator.pool.unpoured_use import UnpouredUse
 
 _COUNTED_SOON_S = 0.02
@@ -31,7 +34,9 @@ class Reservations:
         self.unanswered: dict[str, PlaceRequest] = {}
         """Placements that were sent on this connection and may have claimed keys, by reservation."""
         self.load = LiveLoad()
-        self.settlements, self._unpoured = Settlements(link), UnpouredUse()
+        self.spent = SpentSums()
+        self.spent.on_lost = lambda: self.restate_spending(is_all=False)
+        self.settlements, self._unpoured = Settlements(link, self.spent), UnpouredUse()
         self._counting: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -41,8 +46,10 @@ class Reservations:
         """The store has reserved this."""
         if (before := self.live.get(reservation.id)) is not None:
             self.load.remove(before)
+            self.spent.hold(before, -1)
         self.live[reservation.id] = reservation
         self.load.add(reservation)
+        self.spent.hold(reservation)
 
     def _drop(self, reservation: str, used: Used | None = None) -> bool:
         """Whether it was live."""
@@ -50,6 +57,9 @@ class Reservations:
         if one is None:
             return False
         self.load.remove(one)
+        self.spent.hold(one, -1)
+        if one.bill is not None and used is not None:
+            self.spent.settle(one.bill, used)
         self.load.on_freed(reservation, used)
         return True
 
@@ -135,6 +145,10 @@ class Reservations:
         self.settlements.send_of_adopted()  # first: one of them may undo a late placement of an adopted request
         self.settlements.all_counted()
         self._tell_adopted(adopted)
+        leased = [one for one in adopted if one.bill is not None]
+        if leased or self.spent.has_new:
+            sums, heard = self.spent.take()
+            self._link.tell("spend", heard, True, **self._spending(sums, leased))
 
     def _tell_adopted(self, adopted: list[Reservation]) -> None:
         """Tell the store of requests that it has not placed: those in flight, and what others took of limits."""
@@ -148,6 +162,25 @@ class Reservations:
             self._link.restate(
                 "adopt", gateway=self._link.gateway, epoch=self._link.epoch, spent=spent[piece], adopted=stated
             )
+
+    def restate_spending(self, kept: Sequence[str] = (), *, is_all: bool = True) -> None:
+        """State all that is spent of budgets, and what requests in flight hold. With `is_all`, others hold nothing,
+        except those of `kept`."""
+        if not self.spent:
+            return
+        (sums, heard), *others = self.spent.take_all()
+        self._link.restate("spend", heard, **self._spending(sums, self.live.values(), kept, is_all=is_all))
+        for sums, heard in others:
+            self._link.tell("spend", heard, True, **self._spending(sums, ()))
+
+    def _spending(
+        self, sums: str, leased: Iterable[Reservation], kept: Sequence[str] = (), *, is_all: bool = False
+    ) -> dict[str, Any]:
+        """The arguments of `spend`."""
+        stated = [
+            (one.id, one.bill.lease(one.placed_ms, one.uncached_tokens)) for one in leased if one.bill is not None
+        ]
+        return {"gateway": self._link.gateway, "sums": sums, "is_all": is_all, "kept": kept, "stated": stated}
 
     def all_stated(self) -> list[Stated]:
         """All that is live, to be stated again. Sends before what must be known before that."""

@@ -13,6 +13,7 @@ import asyncio
 
 from coordinator.placement import Used
 from coordinator.pool.link import Link
+from coordinator.pool.spent_sums import SpentSums
 
 _Settlement = tuple[str, str, str]
 """See lua/settle.lua."""
@@ -25,8 +26,8 @@ calls."""
 class Settlements:
     """One gateway's settlements in one pool."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, spent: SpentSums) -> None:
+        self._link, self._spent = link, spent
         self.to_adopt: set[str] = set()
         """Live reservations that were placed without the store. The next heartbeat counts them."""
         self._adopted: set[str] = set()
@@ -73,7 +74,8 @@ class Settlements:
         settled, self._settled = self._settled, []
         for start in range(0, len(settled), COUNTED_AT_ONCE):
             piece = settled[start : start + COUNTED_AT_ONCE]
-            self._link.tell("settle", None, True, gateway=self._link.gateway, settled=piece)
+            sums, heard = self._spent.take()
+            self._link.tell("settle", heard, True, gateway=self._link.gateway, sums=sums, settled=piece)
 
     def send_of_adopted(self) -> None:
         """Send everything."""

@@ -29,8 +29,9 @@ from coordinator.keys import (
 )
 from coordinator.known_pools import list_pool
 from coordinator.maintenance.held_keys import forget
-from coordinator.placement import Reservation
+from coordinator.placement import Placement, Reservation, Used
 from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.account_spending import OldBudgets, read_spent
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool
@@ -38,6 +39,7 @@ from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.scripts import load
+from coordinator.spending import AccountBudget, Bill
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
 from coordinator.usage import Consumed, Hour, Row, UsageStore
@@ -75,7 +77,7 @@ WATCHES = (
 )
 TENDS = ("~*@*@*@*", "+eval", "+evalsha", "+pttl", "+pexpire", "+memory|usage", "+object|idletime")
 RULES = ("reset", "on", ">secret", "resetkeys", "~kvgate:*", "-@all", *(f"+{name}" for name in COMMANDS))
-AGENT_KEYS = ("~kvgate:{*}:*", "~kvgate:pools", "~kvgate:tenants")
+AGENT_KEYS = ("~kvgate:{*}:*", "~kvgate:pools", "~kvgate:tenants", "~kvgate:spending")
 AGENT_RULES = (*RULES[:4], *AGENT_KEYS, *RULES[5:])
 
 
@@ -187,6 +189,21 @@ async def keep_records(store: Store) -> None:
     await ring.drop()
 
 
+async def spend(pool: Pool) -> None:
+    """A request with a budget is placed, and over; then something is spent without the store."""
+    budget = AccountBudget("t", "day", "tokens", 100, 0.8, "2026-11-28", 2**31, "2026-11-28/tokens/t")
+    asked = request("costly", [])
+    asked.bill = Bill((budget,), 0, 0, 0, 0, 1, 9)
+    assert isinstance(await pool.place(asked), Placement)
+    pool.done("costly", Used(0, 5))
+    await drained(pool)
+    pool.reservations.spent.settle(asked.bill, Used(0, 2))
+    pool.reservations.count_adopted()
+    await drained(pool)
+    [told] = await read_spent([pool], [budget])
+    assert (told.settled, told.held) == (7, 0)
+
+
 async def keep_usage(store: Store) -> None:
     """What gateways do with the ledger of usage."""
     usage, hour, row = UsageStore(store, "", "gw0"), Hour("2026-11-28T14+0000", 1_795_874_400), Row("team", "", "m")
@@ -261,6 +278,10 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
         await survey(restricted_url)
         await keep_records(store)
         await keep_usage(store)
+        await spend(pool)
+        pool.reservations.restate_spending()
+        await drained(pool)
+        await OldBudgets(pool).remove()
         await client.hset(pool.keys.gateways, "gw9", f"1 {await now_ms(client) - 1}")
         await client.hset(pool.keys.flight("gw9"), "x", f"r0 life1 1 10 {chain(1)[0]}")
         await eventually(lambda: is_reaped(pool, client, "gw9"))

@@ -21,7 +21,7 @@ from coordinator.store import Store, StoreOptions
 from coordinator.store_connection import RETRY_S
 from coordinator.survey import Survey
 from tests.coordinator.stage import beaten, chain, drained, place, register, replica, request, running
-from tests.coordinator.test_acl import keep_records, keep_usage, live_a_little, tell
+from tests.coordinator.test_acl import keep_records, keep_usage, live_a_little, spend, tell
 from tests.coordinator.watch.stage import watching
 from tests.polling import eventually
 from tests.redis_groups import RedisCluster, client_of, running_redis_cluster
@@ -67,6 +67,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await tell(store, cluster.url)
     await keep_records(store)
     await keep_usage(store)
+    await spend(pool)
     await client_hset(cluster, pool.keys.gateways, "gw9", "1 1")
     await client_hset(cluster, pool.keys.owned_tokens, "r0", "x")
     await beaten(pool)

@@ -30,6 +30,7 @@ from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, Script, load
+from coordinator.spending import AccountBudget, Bill
 from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
 from coordinator.usage import Consumed, Hour, Row, UsageStore
@@ -42,6 +43,7 @@ _KEYS = chain(1, 2)
 _SUBSET = Subset.of(["s1"])
 _OTHERS = Subset.of(["s1", "s2"])
 _SHAPE = b'{"text_bytes":[3,5]}'
+_BUDGET = AccountBudget("te%20nant", "month", "money", 10**9, 0.8, "2026-11", 2**31, "2026-11/money/te%20nant")
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
 
 
@@ -110,6 +112,7 @@ async def _gateway_calls(wire: Recorder) -> None:
         room_share=0.5,
         standing=Standing(1, "te nant", 2.5, 93, 94, 95, 96),
         limits=Limits((AccountLimits("te%20nant", 14, 15, 16), AccountLimits("key:k", 18, 19, 20)), 17),
+        bill=Bill((_BUDGET,), 105, 106, 107, 108, 109, 110),
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
@@ -145,8 +148,17 @@ async def _gateway_calls(wire: Recorder) -> None:
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81)
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    pool.reservations.spent.settle(Bill((_BUDGET,), 0, 0, 0, 0, 0, 0), Used(0, 0, 112))
     pool.settlements.soon("done", "adopted", Used(97, 98))
     await asyncio.sleep(0)
+    _state_spending(pool, asked)
+
+
+def _state_spending(pool: Pool, asked: PlaceRequest) -> None:
+    pool.live.clear()
+    pool.reservations.keep(Reservation("leased", "r9", "life9", 0, "tip", bill=asked.bill, placed_ms=111))
+    pool.reservations.restate_spending(["kept"])
 
 
 async def _record_calls(wire: Recorder) -> None:
@@ -183,6 +195,7 @@ ARGUMENTS: dict[str, list[Any]] = {
             0.5,
             "1 te%20nant 2.5 93 94 95 96",
             "17 0 / te%20nant 14 15 16 / key:k 18 19 20",
+            "108 110 105 106 107 500 / 2026-11/money/te%20nant 1000000000",
             7,
             9,
         ),
@@ -190,7 +203,11 @@ ARGUMENTS: dict[str, list[Any]] = {
     "declare": [_OTHERS.digest, 2, 5000, 5000, "s1", "s2"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],
     "reorder": [_SUBSET.digest, 0, 63, 5000, 1],
-    "settle": ["gw0", "done", "adopted", "97 98"],
+    "settle": ["gw0", " / 2026-11/money/te%20nant - 112 0 0", "done", "adopted", "97 98"],
+    "spend": [
+        *(" / 2026-11/money/te%20nant - 112 0 0", 1, 1, "kept"),
+        *("leased", "111 / 2026-11/money/te%20nant 109 109 1"),
+    ],
     "leave": ["gw0", "res"],
     "requeue": ["gw0", _OTHERS.digest, "res"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "32 0.000 / tenant 33 34"],

@@ -1,0 +1,106 @@
+"""Budgets of accounts, and what a request can cost: see lua/lib/spending.lua. No I/O.
+
+Money is counted in nanos, billionths of the currency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+MTOK = 10**6
+_FASTEST_TOKENS_PER_S = 500
+"""No engine generates a sequence faster."""
+
+Per = Literal["day", "week", "month"]
+Unit = Literal["money", "tokens"]
+
+
+class AccountBudget(NamedTuple):
+    """What one account may spend in one window of time."""
+
+    account: str
+    """As in keys and records: see accounts.py."""
+    per: Per
+    unit: Unit
+    limit: int
+    """Nanos or tokens."""
+    soft: float
+    """The part of it from which on clients are warned."""
+    window: str
+    """`2026-11-28`, `2026-W48` or `2026-11`."""
+    ends_s: int
+    """When the next window begins (Unix time)."""
+    name: str
+    """As in keys: `<window>/<unit>/<account>`."""
+
+
+class Spent(NamedTuple):
+    """What is spent of a budget over all gateways."""
+
+    life: str
+    """Of the hash in the store, which may be lost; "-" if there is none yet."""
+    settled: int
+    held: int
+    """The most that requests in flight can cost."""
+
+
+class Most(NamedTuple):
+    """The most that a request can take of a budget, in its unit."""
+
+    amount: int
+    of_prompt: int
+    """The part that is not for its answer."""
+    per_s: int
+    """The most of its answer, per second."""
+
+
+@dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
+class Bill:
+    """What a request can cost, and the budgets of its accounts."""
+
+    budgets: tuple[AccountBudget, ...]
+    uncached_per_mtok: int
+    cached_per_mtok: int
+    output_per_mtok: int
+    """Prices, in nanos."""
+    fixed_nanos: int
+    """What it costs whatever its tokens: its images."""
+    prompt_tokens: int
+    output_tokens: int
+    """The most that its answer can take, all choices together."""
+    choices: int = 1
+    currency: str = ""
+
+    @cached_property
+    def text(self) -> str:
+        """As `place` takes it."""
+        text = (
+            f"{self.fixed_nanos} {self.output_tokens} {self.uncached_per_mtok} {self.cached_per_mtok} "
+            f"{self.output_per_mtok} {self._fastest}"
+        )
+        return text + "".join(f" / {each.name} {each.limit}" for each in self.budgets)
+
+    @property
+    def _fastest(self) -> int:
+        return self.choices * _FASTEST_TOKENS_PER_S
+
+    def most(self, budget: AccountBudget, uncached_tokens: int) -> Most:
+        """What it takes of a budget at most, on a replica that lacks so many tokens of its prompt: as spending.weigh in
+        lua/lib/spending.lua."""
+        if budget.unit == "tokens":
+            return Most(uncached_tokens + self.output_tokens, uncached_tokens, self._fastest)
+        cached_tokens = max(0, self.prompt_tokens - uncached_tokens)
+        prompt = uncached_tokens * self.uncached_per_mtok + cached_tokens * self.cached_per_mtok
+        answer = self.output_tokens * self.output_per_mtok
+        return Most(
+            self.fixed_nanos - (-(prompt + answer) // MTOK),
+            self.fixed_nanos - (-prompt // MTOK),
+            -(-self._fastest * self.output_per_mtok // MTOK),
+        )
+
+    def lease(self, placed_ms: int, uncached_tokens: int) -> str:
+        """What it holds, as `spend` takes it."""
+        held = (" ".join(map(str, (each.name, *self.most(each, uncached_tokens)))) for each in self.budgets)
+        return " / ".join((str(placed_ms), *held))

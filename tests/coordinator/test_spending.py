@@ -1,0 +1,342 @@
+"""Budgets hold over all gateways: what accounts spend in a day, a week or a month."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.errors import OverBudget, StoreRefused
+from coordinator.maintenance.reaper import Reaper
+from coordinator.placement import NOTHING, Placement, PlaceRequest, Used
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.account_spending import OldBudgets, read_spent
+from coordinator.pool.pool import Pool
+from coordinator.spending import AccountBudget, Bill
+from tests.account_limits import limits_of
+from tests.coordinator.queueing import asking, queued, two_gateways
+from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, now_ms, register
+from tests.redis_server import RedisServer
+
+PLENTY = PolicyKnobs()
+NAME = "2026-11/money/t"
+COST = 60
+"""The most that a request can cost: 10 tokens of a prompt at 1 nano, and 25 of an answer at 2."""
+
+
+def budget(limit: int, unit: Any = "money", window: str = "2026-11", account: str = "t") -> AccountBudget:
+    return AccountBudget(account, "month", unit, limit, 0.8, window, 2**31, f"{window}/{unit}/{account}")
+
+
+def costly(
+    name: str, *budgets: AccountBudget, knobs: PolicyKnobs = PLENTY, prompt: int = 10, **changes: Any
+) -> PlaceRequest:
+    """A request that can cost COST."""
+    asked = asking(name, knobs, tenant="t", keys=chain(name), prompt_tokens=prompt, **changes)
+    asked.bill = Bill(budgets, 10**6, 10**6 // 10, 2 * 10**6, 0, prompt, 25)
+    return asked
+
+
+async def placed(pool: Pool, asked: PlaceRequest) -> Placement:
+    placement = await pool.place(asked)
+    assert isinstance(placement, Placement)
+    return placement
+
+
+async def spent(client: redis.Redis, name: str = NAME) -> tuple[int, int]:
+    """What is settled, and held."""
+    settled, held = await client.hmget(KEYS.spending, f"settled {name}", f"held {name}")
+    return int(settled or 0), int(held or 0)
+
+
+def took(nanos: int, tokens: int = 0) -> Used:
+    return Used(0, tokens, nanos)
+
+
+async def test_as_many_requests_are_let_in_as_the_budget_has_room_for_whatever_gateway_they_come_to(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(10 * COST)
+        answers = await asyncio.gather(
+            *((one, other)[number % 2].place(costly(f"r{number}", within)) for number in range(64)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(each, Placement) for each in answers) == 10
+        assert sum(isinstance(each, OverBudget) for each in answers) == 54
+        assert await spent(client) == (0, 10 * COST)
+        with pytest.raises(OverBudget) as refused:
+            await one.place(costly("more", within))
+        budget_in_the_way, _, most, is_settled = refused.value.blocking()
+        assert (budget_in_the_way, most, is_settled) == (within, COST, False), "requests in flight are in the way"
+        for number in range(64):
+            (one, other)[number % 2].done(f"r{number}", took(COST))
+        await drained(one, other)
+        assert await spent(client) == (10 * COST, 0)
+        with pytest.raises(OverBudget) as refused:
+            await other.place(costly("last", within))
+        assert refused.value.blocking()[3]
+
+
+async def test_a_request_settles_what_it_took_once(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(1000), budget(70, "tokens")
+        placement = await placed(one, costly("a", *within))
+        assert [(each.settled, each.held) for each in placement.spent] == [(0, 0), (0, 0)]
+        assert await spent(client, within[1].name) == (0, 35)
+        for _ in range(2):
+            one.done("a", took(7, 20))
+            await drained(one)
+        assert await spent(client) == (7, 0)
+        assert await spent(client, within[1].name) == (20, 0)
+        placement = await placed(other, costly("b", *within))
+        assert [(each.settled, each.held) for each in placement.spent] == [(7, 0), (20, 0)]
+        with pytest.raises(OverBudget) as refused:
+            await one.place(costly("c", *within))
+        assert refused.value.blocking()[0].unit == "tokens"
+
+
+async def test_the_cached_part_of_a_prompt_is_held_at_its_own_price(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with joined(redis_server.url) as one:
+        await register(one, 1)
+        await placed(one, costly("first", budget(10_000), prompt=1000))
+        one.done("first", NOTHING)
+        again = costly("again", budget(10_000), prompt=1000)
+        again.keys, again.tokens = chain("first"), [400] * len(chain("first"))
+        first = costly("first2", budget(10_000), prompt=1000)
+        first.keys, first.tokens = again.keys, again.tokens
+        await placed(one, first)
+        one.done("first2", NOTHING)
+        placement = await placed(one, again)
+        await drained(one)
+        uncached = placement.backlog_tokens
+        assert 0 < uncached < 1000
+        assert (await spent(client))[1] == uncached + -(-(1000 - uncached) // 10) + 50
+
+
+async def test_the_next_attempt_holds_its_own_price_and_is_checked_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        within = budget(COST)
+        await placed(one, costly("first", within))
+        await placed(one, costly("second", within, release="first"))
+        assert await spent(client) == (0, COST)
+        dearer = costly("third", within, release="second")
+        assert dearer.bill is not None
+        dearer.bill = Bill(dearer.bill.budgets, 10**6, 10**5, 20 * 10**6, 0, 10, 25)
+        with pytest.raises(OverBudget):
+            await one.place(dearer)
+        await drained(one)
+        assert await spent(client) == (0, 0)
+
+
+async def test_a_queued_request_holds_nothing_and_is_checked_when_it_gets_room(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server, 1) as (one, other):
+        knobs, within = PolicyKnobs(max_active_requests=1), budget(2 * COST)
+        await placed(one, costly("runs", within, knobs=knobs))
+        asked = costly("waits", within, knobs=knobs)
+        asked.limits = limits_of("t", tokens_per_min=1000)
+        waits = await queued(client, other, asked)
+        assert await spent(client) == (0, COST)
+        one.done("runs", took(COST + 1))  # it took more than was thought
+        with pytest.raises(OverBudget):
+            await waits
+        await drained(one, other)
+        assert await spent(client) == (COST + 1, 0)
+        assert await client.hgetall(KEYS.budgets("gw1")) == {}, "what its seat had reserved of limits"
+
+
+async def test_a_dead_gateways_requests_hold_what_they_can_have_cost_until_the_gateway_tells(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(10**12)
+        asked = costly("lost", within)
+        assert asked.bill is not None
+        asked.bill = Bill((within,), 10**6, 10**5, 2 * 10**6, 0, 10, 10**9)
+        await placed(one, asked)
+        await placed(one, costly("over", within))
+        one.done("over", took(5))
+        await drained(one)
+        assert (await spent(client))[1] > 10**9
+        await client.hset(KEYS.gateways, "gw0", f"{one.link.epoch} 1")
+        await Reaper(other).give_back(["gw0"])
+        settled, held = await spent(client)
+        assert held == 0
+        assert 15 < settled < 15 + 2 * 500 * 30, "with the tokens that an engine can have made since"
+        assert 3500 < await client.ttl(KEYS.leased("gw0")) <= 3600
+        await beaten(one)  # it was not dead, and states what it has
+        await drained(one)
+        settled, held = await spent(client)
+        assert (settled, held > 10**9) == (5, True)
+        assert await client.ttl(KEYS.leased("gw0")) == -1
+        one.done("lost", took(9))
+        await drained(one)
+        assert await spent(client) == (14, 0)
+
+
+async def test_an_emptied_store_is_raised_to_what_gateways_have_seen(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(1000)
+        for number, pool in enumerate((one, other, one)):
+            await placed(pool, costly(f"r{number}", within))
+            pool.done(f"r{number}", took(10 + number))
+            await drained(pool)
+        await placed(other, costly("in-flight", within))
+        assert await spent(client) == (33, COST)
+        await client.flushdb()
+        await asyncio.gather(beaten(one), beaten(other))
+        await drained(one, other)
+        assert await spent(client) == (33, COST)
+        other.done("in-flight", took(1))
+        await drained(other)
+        assert await spent(client) == (34, 0)
+
+
+@pytest.mark.parametrize("keys", [["spending"], ["spending", "spent"], ["spent"], ["leased"], ["spent", "leased"]])
+async def test_any_of_its_keys_may_be_deleted(redis_server: RedisServer, client: redis.Redis, keys: list[str]) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(1000)
+        for number in range(4):
+            await placed((one, other)[number % 2], costly(f"r{number}", within))
+            (one, other)[number % 2].done(f"r{number}", took(10))
+            await drained(one, other)
+        await placed(one, costly("a", within))
+        await placed(other, costly("b", within))
+        found = [key for key in await client.keys("*") if key.split(":")[-1] in keys or key.split(":")[-2] in keys]
+        assert await client.delete(*found) == len(found) > 0
+        one.done("a", took(10))
+        await drained(one)
+        other.done("b", took(10))
+        await drained(one, other)
+        settled, held = await spent(client)
+        assert settled == 60
+        assert held == (0 if "leased" not in keys else 2 * COST)
+
+
+async def test_what_was_held_of_a_hash_that_is_lost_is_stated_again_and_frees_nothing_of_the_next_one(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(1000)
+        for name in ("over", "runs"):
+            await placed(one, costly(name, within))
+        await placed(other, costly("before", within))
+        other.done("before", took(1))
+        await drained(other)
+        one.done("over", took(1))
+        await drained(one)
+        await placed(one, costly("ends", within))
+        await client.delete(KEYS.spending)
+        await placed(other, costly("new", within))
+        one.done("ends", took(1))
+        await drained(one)
+        assert await spent(client) == (3, 2 * COST)
+
+
+async def test_a_store_that_lost_its_last_writes_gets_them_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """As a replica that takes over."""
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(1000)
+        saved: dict[str, dict[str, str]] = {}
+        for number in range(6):
+            if number == 2:
+                spending = [key for key in await client.keys("*") if "spen" in key]
+                saved = {key: await client.hgetall(key) for key in spending}
+            pool = (one, other)[number % 2]
+            await placed(pool, costly(f"r{number}", within))
+            pool.done(f"r{number}", took(10))
+            await drained(pool)
+        for key, fields in saved.items():
+            await client.delete(key)
+            await client.hset(key, mapping=fields)
+        one.reassert()
+        other.reassert()
+        await drained(one, other)
+        assert await spent(client) == (60, 0)
+
+
+async def test_what_is_spent_while_the_store_is_away_is_told_when_it_is_back(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        within = budget(1000)
+        await placed(one, costly("before", within))
+        wire = one.link.wire
+        assert wire is not None
+        one.detach()
+        one.done("before", took(7))
+        one.attach(wire, allow_oom=True)
+        await drained(one)
+        assert await spent(client) == (7, 0)
+
+
+async def test_garbage_in_its_hash_is_replaced_by_what_gateways_know(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        within = budget(1000)
+        for number in range(2):
+            await placed(one, costly(f"r{number}", within))
+            one.done(f"r{number}", took(10))
+            await drained(one)
+        garbage: list[dict[str, Any]] = [{f"settled {NAME}": "x", f"held {NAME}": "-5"}, {"life": "x y"}]
+        for number, fields in enumerate(garbage):
+            await client.hset(KEYS.spending, mapping=fields)
+            await placed(one, costly(f"next{number}", within))
+            one.done(f"next{number}", took(10))
+            await drained(one)
+            assert await spent(client) == (30 + 10 * number, 0)
+        await client.delete(KEYS.spending)
+        await client.set(KEYS.spending, "no hash")
+        await placed(one, costly("last", within))
+        one.done("last", took(10))
+        await drained(one)
+        assert await spent(client) == (50, 0)
+
+
+async def test_requests_without_budgets_write_nothing_of_them(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        await placed(one, asking("free", PLENTY))
+        one.done("free", took(5))
+        await drained(one)
+        assert [key for key in await client.keys("*") if "spen" in key or "leased" in key] == []
+
+
+async def test_windows_that_are_long_over_are_removed_and_others_stay(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with joined(redis_server.url) as one:
+        now = await now_ms(client)
+        today = datetime.fromtimestamp(now / 1000, UTC).date()
+        young, old = today - timedelta(days=8), today - timedelta(days=11)
+        kept = ["life", f"settled {young}/money/t", f"held {today:%Y-%m}/tokens/t", "settled 2999-W53/money/t", "other"]
+        gone = [f"settled {old}/money/t", f"base {old}/money/t", "held 2020-02/tokens/t", "settled 2020-W53/money/t"]
+        await client.hset(KEYS.spending, mapping=dict.fromkeys([*kept, *gone], 1))
+        await OldBudgets(one).remove()
+        assert sorted(await client.hkeys(KEYS.spending)) == sorted(kept)
+
+
+async def test_what_is_spent_is_read_as_0_where_nobody_has_spent(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with joined(redis_server.url) as one:
+        await register(one, 1)
+        await placed(one, costly("a", budget(1000)))
+        told = await read_spent([one], [budget(1000), budget(1000, "tokens")])
+        assert [(each.settled, each.held) for each in told] == [(0, COST), (0, 0)]
+        await client.set(KEYS.spending, "no hash")
+        with pytest.raises(StoreRefused):
+            await read_spent([one], [budget(1000)])
