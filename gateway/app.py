@@ -22,6 +22,7 @@ from gateway.console.history import History
 from gateway.console.prefixes import Prefixes
 from gateway.console.routes import add_console
 from gateway.console.sessions import Sessions
+from gateway.control.budgets import BudgetView
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.keys import Keys
@@ -177,6 +178,7 @@ class Gateway:
         self.proxy.use(settings.timeouts)
         self.ledger.use(settings.billing)
         self.usage.use(settings.billing)
+        self.budgets.use(settings)
         self.upstream.idle_s = settings.timeouts.idle_s
         self.health_checks.use(settings.health)
         self.hangs.use(settings.health)
@@ -244,6 +246,7 @@ class Gateway:
         """The application that answers the paths that no replica answers. Without `console.enabled`, the parts of the
         console are not made."""
         settings, decisions = self.settings, self.decisions
+        self.budgets = BudgetView(settings, self.store, keyring)
         self.status = Status(
             self.id,
             settings,
@@ -256,10 +259,11 @@ class Gateway:
             self.discovery,
             self.admission,
             self.metrics,
+            self.budgets,
         )
         self.operations = operations = Operations(settings, self.fleet, self.store, self.discovery)
         changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, operations)
-        keys = Keys(self.records, keyring)
+        keys, budgets = Keys(self.records, keyring), self.budgets
         control = build_control(
             self.status,
             self.fleet,
@@ -268,6 +272,7 @@ class Gateway:
             operations,
             changes,
             keys,
+            budgets,
             decisions,
             self.past,
             self.usage,

@@ -253,7 +253,7 @@ REFUSED: Final = {
 OWN_PATHS: Final = frozenset(
     {
         *("/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue"),
-        *("/v1/keys", "/v1/audit", "/v1/usage"),
+        *("/v1/keys", "/v1/audit", "/v1/budgets", "/v1/usage"),
     }
 )
 """The gateway itself answers these, what lies below them, GET /v1/decisions, and what lies below that."""

@@ -1,7 +1,7 @@
 """Makes, lists, replaces and revokes the API keys that are kept in Redis, and shows who did.
 
 An admin's key may do this for all tenants. A key with `manages_keys` may do it for its own tenant. Nobody makes a key
-that can do more, may use more models, has higher limits, or lives longer than their own.
+that can do more, may use more models, has higher limits or budgets, or lives longer than their own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Annotated, Any, TypeVar
@@ -26,6 +26,7 @@ from gateway.records.record import DAY_MS, Record, Signer
 from gateway.records.record_book import MOST, ChangedMeanwhileError, RecordBook
 from gateway.request.keyring import Caller, Keyring
 from gateway.settings.base import Section
+from gateway.settings.budget_settings import Budgets, BudgetSettings
 from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
 _log = structlog.get_logger("kvgate.keys")
@@ -47,6 +48,7 @@ class NewKey(Section):
     manages_keys: bool = False
     models: Annotated[list[_Name], Field(min_length=1, max_length=50)] | None = None
     limits: AccountLimitSettings = NO_LIMITS
+    budgets: Budgets = Field(default=[])
     expires_days: Annotated[float, Field(gt=0, le=_MOST_DAYS, allow_inf_nan=False)] | None = None
 
 
@@ -90,7 +92,9 @@ class Keys:
             raise ApiError(409, "name_taken", "name: this tenant has a valid key of this name.", "name")
         text, key = self._new(signer, caller, wanted.name, tenant, models, wanted.expires_days)
         _check_limits(caller.limits, wanted.limits)
-        key = replace(key, admin=wanted.admin, manages_keys=wanted.manages_keys, limits=wanted.limits)
+        _check_budgets(caller.budgets, wanted.budgets)
+        key = replace(key, admin=wanted.admin, manages_keys=wanted.manages_keys)
+        key = replace(key, limits=wanted.limits, budgets=tuple(wanted.budgets))
         await self._put(caller, "create", [_record(signer, key)], key)
         return {"key": text, **self._told(key)}
 
@@ -105,10 +109,11 @@ class Keys:
             raise _beyond("models", "models that yours may not use")
         models = self._models(caller, None if old.models is None else list(old.models))
         _check_limits(caller.limits, old.limits)
+        _check_budgets(caller.budgets, old.budgets)
         self._room_of(old.tenant)
         text, new = self._new(signer, caller, old.name, old.tenant, models, wanted.expires_days)
         new = replace(new, admin=old.admin, manages_keys=old.manages_keys, limits=old.limits)
-        new = replace(new, account=old.account or old.id, in_place_of=old.id)
+        new = replace(new, budgets=old.budgets, account=old.account or old.id, in_place_of=old.id)
         ends_ms = min(old.expires_ms, int(now_ms + wanted.overlap_s * 1000))
         ended = replace(old, expires_ms=ends_ms, version=old.version + 1)
         await self._put(caller, "rotate", [_record(signer, new), _record(signer, ended)], new)
@@ -257,6 +262,20 @@ def _check_limits(own: AccountLimitSettings, wanted: AccountLimitSettings) -> No
             )
 
 
+def _check_budgets(own: Sequence[BudgetSettings], wanted: Sequence[BudgetSettings]) -> None:
+    """A key with a budget makes no key without it, or with a larger one."""
+    for each in own:
+        amounts = [one.amount for one in wanted if (one.per, one.unit) == (each.per, each.unit)]
+        if not amounts or amounts[0] > each.amount:
+            raise ApiError(
+                403,
+                "beyond_own_key",
+                f"budgets: your key may not make a key with more than its own {each.amount:.12g} ({each.unit}) per "
+                f"{each.per}: give it a budget of this or less.",
+                "budgets",
+            )
+
+
 def _read(model: type[_Body], body: bytes) -> _Body:
     try:
         return model.model_validate_json(body or b"{}")
@@ -287,12 +306,17 @@ def _shown(key: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> dict
         "manages_keys": key.manages_keys,
         "models": key.models,
         "limits": key.limits.model_dump(exclude_none=True),
+        "budgets": _told_budgets(key.budgets),
         "state": state_of(key, keys, now_ms),
         "expires_ms": key.expires_ms,
         "made_ms": key.made_ms,
         "made_by": key.made_by,
         "in_place_of": key.in_place_of or None,
     }
+
+
+def _told_budgets(budgets: Sequence[BudgetSettings]) -> list[dict[str, Any]]:
+    return [each.model_dump(exclude_none=True) for each in budgets]
 
 
 def _of_configuration(caller: Caller) -> dict[str, Any]:
@@ -304,6 +328,7 @@ def _of_configuration(caller: Caller) -> dict[str, Any]:
         "manages_keys": caller.manages_keys,
         "models": None if caller.models is None else sorted(caller.models),
         "limits": caller.limits.model_dump(exclude_none=True),
+        "budgets": _told_budgets(caller.budgets),
         "state": "configured",
         "expires_ms": None,
         "made_ms": None,

@@ -68,6 +68,7 @@ _TOLD: Final = {
     "/v1/replicas/{name}": _Told("One of these replicas", _ADMIN),
     "/v1/replicas/{name}/drain": _Told("Take a replica out of service gently", _ADMIN, _MAY_BE_EMPTY),
     "/v1/replicas/{name}/undrain": _Told("Bring a replica back", _ADMIN, _MAY_BE_EMPTY),
+    "/v1/budgets": _Told("What is spent of the budgets of your tenant; with an admin key, of all", _KEY),
     "/v1/keys": _Told("The API keys, or a new one, which is shown only once", _KEYS, _MAY_BE_EMPTY),
     "/v1/keys/{key_id}": _Told("Revoke an API key at all gateways", _KEYS),
     "/v1/keys/{key_id}/rotate": _Told("Another API key in the place of this one", _KEYS, _MAY_BE_EMPTY),

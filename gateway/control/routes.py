@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from gateway import __version__
+from gateway.control.budgets import BudgetView
 from gateway.control.decisions import Decisions, told
 from gateway.control.explain import Explainer
 from gateway.control.keys import Keys
@@ -41,6 +42,7 @@ def build_control(
     operations: Operations,
     changes: ReplicaChanges,
     keys: Keys,
+    budgets: BudgetView,
     decisions: Decisions,
     past: PastDecisions,
     usage: UsageReport,
@@ -56,6 +58,7 @@ def build_control(
     _add_operations(app, keyring, operations)
     _add_changes(app, keyring, changes)
     _add_keys(app, keyring, keys)
+    _add_budgets(app, keyring, budgets)
     _add_decisions(app, status, keyring, decisions)
     _add_past_decisions(app, keyring, past)
     _add_usage(app, keyring, usage)
@@ -199,6 +202,12 @@ def _add_changes(app: FastAPI, keyring: Keyring, changes: ReplicaChanges) -> Non
     async def remove(request: Request, name: str) -> Response:
         caller = _refuse_others(keyring, request)
         return _json(200, await changes.remove(name, caller.id))
+
+
+def _add_budgets(app: FastAPI, keyring: Keyring, budgets: BudgetView) -> None:
+    @app.api_route("/v1/budgets", methods=_GET_OR_HEAD)
+    async def list_budgets(request: Request) -> Response:
+        return _json(200, await budgets.listed(keyring.identify(dict(request.headers))))
 
 
 def _add_keys(app: FastAPI, keyring: Keyring, keys: Keys) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 from coordinator.errors import StoreError
 from coordinator.maintenance.repair import KINDS
@@ -16,6 +17,7 @@ from coordinator.redis.time_limit import answered
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
 from gateway import __version__, interpreter
+from gateway.control.budgets import BudgetView
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.records.file_keys import FileKeys
 from gateway.records.record_book import RecordBook
@@ -49,6 +51,7 @@ class Status:
         discovery: Discovery,
         admission: Admission,
         metrics: Metrics,
+        budgets: BudgetView,
     ) -> None:
         self.gateway = gateway
         self._reload = reload
@@ -65,6 +68,7 @@ class Status:
         self._fleet = fleet
         self._discovery = discovery
         self._metrics = metrics
+        self._budgets = budgets
         self.is_draining = False
 
     def use(self, settings: GatewaySettings) -> None:
@@ -163,6 +167,18 @@ class Status:
         self._set_gauges()
         with suppress(StoreError):
             await answered(self._set_demand(), _FIGURES_S)
+        with suppress(StoreError):
+            await answered(self._set_budgets(), _FIGURES_S)
+
+    async def _set_budgets(self) -> None:
+        """The budgets of which most is spent, exposed by every gateway: all say the same."""
+        used = await self._budgets.used(_MOST_NAMES)
+        self._metrics.budget_used.clear()
+        self._metrics.budget_soft.clear()
+        for budget, part in used:
+            labels = unquote(budget.account), budget.per, budget.unit
+            self._metrics.budget_used.labels(*labels).set(part)
+            self._metrics.budget_soft.labels(*labels).set(budget.soft)
 
     async def _set_demand(self) -> None:
         """The demand of the pools whose maintenance this gateway does: so each pool's is exposed once."""

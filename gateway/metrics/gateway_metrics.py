@@ -128,8 +128,17 @@ class Metrics:
         self.queue_refusals = self._counter(
             "kvgate_queue_refusals",
             "Requests that were refused; reason: full, full_tenant, unreachable (the wait would be too long), waited "
-            "(it was), requests or tokens (a tenant's limit of a minute).",
+            "(it was), requests or tokens (a limit of a minute), budget_exceeded, budget_reserved.",
             "reason",
+        )
+        self.budget_used = self._gauge(
+            "kvgate_budget_used_ratio",
+            "The spent part of a budget in its day, week or month, over all gateways; account: a tenant, or key:<id>. "
+            "Only the 100 budgets of which most is spent.",
+            "account per unit",
+        )
+        self.budget_soft = self._gauge(
+            "kvgate_budget_soft_ratio", "The part of a budget from which on clients are warned.", "account per unit"
         )
         self.demand = {name: self._gauge(f"kvgate_demand_{name}", text, "pool") for name, text in _DEMAND.items()}
 

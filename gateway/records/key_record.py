@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gateway.records.record import Record
+from gateway.settings.budget_settings import BudgetSettings
 from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
 KIND = "key"
@@ -37,6 +38,7 @@ class KeyRecord:
     in_place_of: str = ""
     """The id of the key that it replaced at a rotation; empty if it was made anew."""
     limits: AccountLimitSettings = NO_LIMITS
+    budgets: tuple[BudgetSettings, ...] = ()
     account: str = ""
     """Under which id its use is counted, if that is another key's: that which was replaced first. So a key that is
     replaced gets its limits once."""
@@ -50,7 +52,8 @@ class KeyRecord:
     def facts(self) -> dict[str, Any]:
         """What its record says."""
         facts = {name: value for name, value in asdict(self).items() if name not in _NOT_FACTS}
-        return facts | {"limits": self.limits.model_dump(exclude_none=True)}
+        budgets = [each.model_dump(exclude_none=True) for each in self.budgets]
+        return facts | {"limits": self.limits.model_dump(exclude_none=True), "budgets": budgets}
 
     @classmethod
     def read(cls, record: Record) -> KeyRecord:
@@ -61,6 +64,7 @@ class KeyRecord:
         told = known.get("limits") or {}
         limits = {name: told[name] for name in AccountLimitSettings.model_fields if name in told}
         known["limits"] = AccountLimitSettings(**limits)
+        known["budgets"] = tuple(BudgetSettings(**each) for each in known.get("budgets") or ())
         return cls(id=record.id, version=record.version, is_removed=record.is_removed, **known)
 
 

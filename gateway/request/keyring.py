@@ -18,6 +18,7 @@ from gateway.records.file_keys import FileKeys
 from gateway.records.key_record import KIND, is_revoked, key_records
 from gateway.records.record import Record, Signer
 from gateway.records.record_book import RecordBook
+from gateway.settings.budget_settings import BudgetSettings
 from gateway.settings.gateway_settings import ApiKey, SecuritySettings
 from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings
 
@@ -46,6 +47,8 @@ class Caller:
     is_recorded: bool = False
     """Whether its key was made while gateways ran: its tenant may have made any number of these."""
     limits: AccountLimitSettings = NO_LIMITS
+    """Those of its API key."""
+    budgets: tuple[BudgetSettings, ...] = ()
     """Those of its API key."""
     account: str = ""
     """Under which id its use is counted: the keys of a rotation share one."""
@@ -123,7 +126,9 @@ class Keyring:
                 models = None if key.models is None else frozenset(key.models)
                 sees = key.admin or self._expose_decisions
                 rights = key.admin, key.manages_keys, models
-                caller = Caller(key.tenant, sees, key.name, *rights, key.id, True, key.limits, key.account or key.id)
+                caller = Caller(
+                    key.tenant, sees, key.name, *rights, key.id, True, key.limits, key.budgets, key.account or key.id
+                )
                 digest = bytes.fromhex(key.digest)
                 self._recorded[digest] = _Key(caller, digest, key.expires_ms)
 
@@ -141,8 +146,8 @@ class Keyring:
     def _configured_key(self, key: ApiKey) -> _Key:
         models = None if key.models is None else frozenset(key.models)
         rights = key.admin, key.manages_keys, models
-        sees = key.admin or self._expose_decisions
-        caller = Caller(key.tenant, sees, key.name, *rights, key.name, limits=key.limits, account=key.name)
+        sees, limits, budgets = key.admin or self._expose_decisions, key.limits, tuple(key.budgets)
+        caller = Caller(key.tenant, sees, key.name, *rights, key.name, False, limits, budgets, key.name)
         return _Key(caller, bytes.fromhex(key.sha256))
 
     @property
@@ -220,6 +225,10 @@ class Keyring:
         """When the caller's key expires."""
         key = self._by_id.get(caller.id)
         return key.expires_ms if key is not None else 0.0
+
+    def callers(self) -> list[Caller]:
+        """The callers with all valid keys."""
+        return [key.caller for key in self._by_id.values() if self._is_valid(key)]
 
     def configured(self) -> list[Caller]:
         """The callers with the keys of the newest configuration file."""

@@ -128,6 +128,8 @@ class Job:
     """The model that it is placed as: the one that the client named, the only one if it named none, or a fallback."""
     is_background: bool = False
     """Whether the engine goes on without the client: its answer, or its connection, ends before it is generated."""
+    billed_at_s: float = 0.0
+    """The moment of which days, weeks and months it counts to budgets (Unix time); 0 before it was placed."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 

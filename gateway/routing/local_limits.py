@@ -16,11 +16,19 @@ _MINUTE_MS, _ROUNDING_MS = 60_000.0, 0.5
 TOLD_MS = 3000.0
 """How long it counts what the store told of requests in flight elsewhere: as long as a gateway's lease."""
 _KINDS = ("requests", "tokens")
+_UNSEEN_SHARE = 100
+"""Of a budget of which it knows nothing, a gateway may spend one part of so many. It may be used up."""
 
 
 def local_concurrency(concurrency: int, gateways: int) -> int:
     """How many requests of an account one gateway may have in flight; 0: any number."""
     return max(1, concurrency // gateways) if concurrency else 0
+
+
+def local_budget(limit: int, seen: int | None, gateways: int) -> int:
+    """What one gateway may spend of a budget by itself. `seen` is what all had spent when the store told last; None: it
+    has never told this process."""
+    return limit // _UNSEEN_SHARE if seen is None else max(0, limit - seen) // gateways
 
 
 class LocalBuckets:

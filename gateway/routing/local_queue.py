@@ -20,15 +20,16 @@ from typing import Literal
 import structlog
 
 from coordinator.accounts import AccountLimits, Left
-from coordinator.errors import NoRoom
+from coordinator.errors import NoRoom, OverBudget
 from coordinator.placement import NOTHING, PlaceRequest, Reservation, Used
 from coordinator.pool.pool import Pool
 from coordinator.pool.prefills import predicted_s
 from coordinator.pool.seats import RESTATED_S
 from coordinator.redis.wire import has_result
+from coordinator.spending import Spent
 from coordinator.store import Store
 from coordinator.subset import Subset
-from gateway.routing.local_limits import TOLD_MS, LocalBuckets, local_concurrency
+from gateway.routing.local_limits import TOLD_MS, LocalBuckets, local_budget, local_concurrency
 from gateway.routing.local_room import Loads, LocalRoom, choose
 from gateway.routing.queue_bounds import why_full
 from gateway.routing.rendezvous import CONTENDERS, fallback_order
@@ -208,6 +209,8 @@ class LocalQueue:
     def _charge(self, pool: Pool, request: PlaceRequest, is_retry: bool) -> None:
         """Count what a request takes of its accounts' minutes. Raises OverLimit. A request counts once: a retry takes
         only the tokens that the attempt before gave back, and the store has counted one that had a seat."""
+        if (over := self._over_budget(pool, request)) is not None:
+            raise over
         limits = request.limits
         if limits is None or request.waited_s:
             return
@@ -216,6 +219,22 @@ class LocalQueue:
             self._buckets.let_in(limits, pool.gateways, now_ms)
         tokens = request.prompt_tokens + limits.output_tokens
         self._buckets.reserve(request.reservation, tokens, limits, pool.gateways, now_ms)
+
+    def _over_budget(self, pool: Pool, request: PlaceRequest) -> OverBudget | None:
+        """Why its budgets leave no room in this gateway's part of them, if so."""
+        if request.bill is None:
+            return None
+        of, is_over = [], False
+        sums = [each.reservations.spent for each in self._pools.values()]
+        for budget in request.bill.budgets:
+            seen = max((known for each in sums if (known := each.seen(budget)) is not None), default=None)
+            unsettled = sum(each.unsettled(budget) for each in sums)
+            others = budget.limit - (seen or 0) - local_budget(budget.limit, seen, pool.gateways)
+            most = request.bill.most(budget, request.prompt_tokens).amount
+            spent = Spent("-", seen or 0, others + unsettled)
+            is_over = is_over or 0 < most > budget.limit - spent.settled - spent.held
+            of.append((budget, spent, most))
+        return OverBudget(of, is_local=True) if is_over else None
 
     def _is_at_limit(self, pool: Pool, request: PlaceRequest) -> bool:
         """Whether an account of it has all the requests in flight that it may have at this gateway."""
@@ -297,7 +316,9 @@ class LocalQueue:
     def _hand_out(self, waiter: _Waiter, replica: str, room: LocalRoom) -> None:
         """Reserve for a request that waits. Without a replica, it is placed again."""
         pool, request = waiter.pool, waiter.request
-        reservation: Reservation | Literal["again"] = self._reserve(waiter, replica) if replica else "again"
+        reservation: Reservation | Literal["again"] = "again"
+        if replica and self._over_budget(pool, request) is None:
+            reservation = self._reserve(waiter, replica)
         if room.is_bounded and pool.name not in self._local and not self._store.is_up(pool.name):
             self._say_begin(pool, room)
         if request.reservation in self._waiting:
@@ -313,6 +334,7 @@ class LocalQueue:
         reservation = Reservation(
             request.reservation, replica, incarnation, tokens, request.tip, budget, request.is_streamed
         )
+        reservation.bill, reservation.uncached_tokens = request.bill, tokens
         pool.adopt(reservation)
         if not request.is_streamed:  # nobody sees its first token, and there are no heartbeats to end its backlog
             prefill_s = predicted_s(tokens, others, request.knobs.prefill_tokens_per_s)

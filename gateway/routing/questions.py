@@ -11,7 +11,10 @@ from coordinator.accounts import Limits
 from coordinator.placement import PlaceRequest, Standing
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
+from coordinator.pool.redis_clock import RedisClock
+from coordinator.spending import Bill
 from gateway.request.reader import Job
+from gateway.routing.bills import Bills
 from gateway.routing.rendezvous import fallback_order
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
@@ -22,6 +25,7 @@ class Questions:
 
     def __init__(self, settings: GatewaySettings, gateway: str, tenants: Tenants) -> None:
         self._gateway, self._tenants = gateway, tenants
+        self._bills = Bills(settings, tenants)
         self.use(settings)
         self.is_watched = False
         """Whether all placements tell what their candidates cost, because somebody watches."""
@@ -31,6 +35,7 @@ class Questions:
         """Placements follow these settings from now on."""
         self._settings = settings
         self._cost_share = settings.decisions.cost_share if settings.decisions.max_bytes else 0.0
+        self._bills.use(settings)
         self._knobs: dict[tuple[str, bool], PolicyKnobs] = {}
 
     def new_reservation(self) -> str:
@@ -39,7 +44,7 @@ class Questions:
 
     def ask(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
         """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
-        room_share, standing, limits = self._of_tenant(job, since_ms)
+        room_share, standing, limits, bill = self._of_tenant(job, pool.clock, since_ms)
         order: Sequence[str] = ()
         affinity = affinity_of(job)
         if job.policy == "consistent_hash":
@@ -63,13 +68,14 @@ class Questions:
             room_share=room_share,
             standing=standing,
             limits=limits,
+            bill=bill,
             affinity=affinity,
         )
 
-    def again(self, request: PlaceRequest, job: Job) -> PlaceRequest:
+    def again(self, request: PlaceRequest, job: Job, pool: Pool) -> PlaceRequest:
         """The same question, under another reservation, with what its tenant and the settings say now. It keeps its
         place."""
-        room_share, standing, limits = self._of_tenant(job, request.standing.since_ms)
+        room_share, standing, limits, bill = self._of_tenant(job, pool.clock, request.standing.since_ms)
         return replace(
             request,
             reservation=self.new_reservation(),
@@ -78,13 +84,16 @@ class Questions:
             room_share=room_share if request.room_share else 0.0,
             standing=standing,
             limits=limits,
+            bill=bill,
         )
 
-    def _of_tenant(self, job: Job, since_ms: int) -> tuple[float, Standing, Limits | None]:
-        """The room that the request may use, its standing, its limits."""
+    def _of_tenant(
+        self, job: Job, clock: RedisClock, since_ms: int
+    ) -> tuple[float, Standing, Limits | None, Bill | None]:
+        """The room that the request may use, its standing, its limits, and what it can cost."""
         room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
         can_wait = job.prompt is not None and job.endpoint.computes_prompt
-        limits = None
+        limits = bill = None
         if job.method == "POST" and job.endpoint.computes_prompt:
             # Between calls of the server's tools, an engine computes a response's context again.
             has_turns = job.endpoint.stores_responses and job.max_output_tokens is None
@@ -92,7 +101,8 @@ class Questions:
             limits = self._tenants.limits_of(
                 job.caller, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
             )
-        return room_share if can_wait else 0.0, standing, limits
+            bill = self._bills.of(job, clock, most_tokens)
+        return room_share if can_wait else 0.0, standing, limits, bill
 
     def knobs(self, policy: str, tells_costs: bool = False) -> PolicyKnobs:
         """The settings of a policy. `tells_costs`: the answer is to say what the candidates cost, as

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from coordinator.errors import NoRoom, OverLimit, StoreError, StoreLate
+from coordinator.errors import NoRoom, OverBudget, OverLimit, StoreError, StoreLate
 from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation
 from coordinator.pool.pool import Pool
 from coordinator.pool.seats import AGAIN
@@ -17,6 +17,7 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
 from gateway.request.reader import Job
+from gateway.routing.budget_answers import budget_refused
 from gateway.routing.failures import ReplicaFailures
 from gateway.routing.local_queue import LocalQueue
 from gateway.routing.pool_choice import PoolChoice, aim_at_any
@@ -103,7 +104,7 @@ class Router:
             request.has_counted()  # by another pool
         try:
             ticket = await self._placed(job, pool, request, last, first) if request.serving else None
-        except (NoRoom, OverLimit) as refusal:
+        except (NoRoom, OverLimit, OverBudget) as refusal:
             raise self._refused(job, request, refusal) from None
         if ticket is None and job.served.unshared:
             ticket = self._place_unshared(job, pool, request)
@@ -137,7 +138,7 @@ class Router:
                 del self._asking[request.reservation]
             if not isinstance(placed, str):
                 return self._ticket(job, pool, request, placed)
-            request, first = self.questions.again(request, job), None
+            request, first = self.questions.again(request, job, pool), None
 
     async def _in_store(self, job: Job, pool: Pool, request: PlaceRequest, first: First | None) -> _Placed:
         """What the store answers, or that it gives no answer that can be used."""
@@ -151,7 +152,7 @@ class Router:
         except StoreError as error:
             self._note_failure(pool.name, error)
             return "away"
-        except (NoRoom, OverLimit) as refusal:
+        except (NoRoom, OverLimit, OverBudget) as refusal:
             self._store.note(pool.name, None)
             if isinstance(refusal, OverLimit):
                 self._local.told(request, refusal.left)
@@ -239,14 +240,14 @@ class Router:
         self._tenants.use(settings)
         self.questions.use(settings)
         self.choice.use(settings.policy.max_active_requests or 0)
-        concerns_all = (before.policy, before.queue) != (settings.policy, settings.queue)
+        everybody = [(told.policy, told.queue, told.billing) for told in (before, settings)]
         old, new = ({each.name: each for each in told.tenants} for told in (before, settings))
         old_keys, new_keys = (
-            {each.name: each.limits for each in told.security.api_keys} for told in (before, settings)
+            {each.name: (each.limits, each.budgets) for each in told.security.api_keys} for told in (before, settings)
         )
         for reservation, job in list(self._asking.items()):
             name, key = job.caller.tenant or NOBODY, job.caller.id
-            if concerns_all or old.get(name) != new.get(name) or old_keys.get(key) != new_keys.get(key):
+            if everybody[0] != everybody[1] or old.get(name) != new.get(name) or old_keys.get(key) != new_keys.get(key):
                 self._store.pool(job.served.pool).seats.send_away(reservation, AGAIN)
                 self._local.ask_again(reservation)
 
@@ -264,11 +265,15 @@ class Router:
                 self._store.pool(job.served.pool).seats.send_away(reservation)
                 self._local.send_away(reservation)
 
-    def _refused(self, job: Job, request: PlaceRequest, refusal: NoRoom | OverLimit) -> ApiError:
+    def _refused(self, job: Job, request: PlaceRequest, refusal: NoRoom | OverLimit | OverBudget) -> ApiError:
         if isinstance(refusal, NoRoom):
             self._metrics.queue_refusals.inc(refusal.reason)
             job.noted_wait(request.waited_s)  # another model may answer it, and it has paid for a request
             return _no_room(refusal, self._settings.queue.wait_s)
+        if isinstance(refusal, OverBudget):
+            error = budget_refused(refusal, job.billed_at_s, self._settings.billing.currency)
+            self._metrics.queue_refusals.inc(error.code)
+            return error
         self._metrics.queue_refusals.inc(refusal.limit)
         assert request.limits is not None
         return rate_limited(refusal, request.limits)

@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.placement import Placement, PlaceRequest, Used
+from coordinator.placement import NOTHING, Placement, PlaceRequest, Used
 from coordinator.pool.pool import Pool
-from gateway.billing.prices import TokenCounts
+from gateway.billing.prices import Price, TokenCounts
+from gateway.routing.budget_answers import budget_headers
 from gateway.routing.rate_limits import limit_headers
 
 
@@ -108,9 +109,14 @@ class Ticket:
 
     @property
     def limit_headers(self) -> dict[str, str]:
-        """What is left of the request's limits; empty if it has none, or the store did not decide."""
-        limits, placed = self.request.limits, self.placement
-        return limit_headers(limits, placed.left) if limits is not None and placed is not None and placed.left else {}
+        """What is left of the request's limits and budgets; empty if it has none, or the store did not decide."""
+        limits, bill, placed = self.request.limits, self.request.bill, self.placement
+        headers = (
+            limit_headers(limits, placed.left) if limits is not None and placed is not None and placed.left else {}
+        )
+        if bill is not None and placed is not None and placed.spent:
+            headers |= budget_headers(bill, placed.spent, placed.backlog_tokens)
+        return headers
 
     def computed(self) -> None:
         """The engine has computed the prompt. If an agent watches it, its events must now confirm the claims."""
@@ -137,7 +143,10 @@ class Ticket:
 
     def done(self) -> None:
         """The attempt holds no load any more."""
-        used, limits = self.used, self.request.limits
+        used, limits, bill = self.used, self.request.limits, self.request.bill
+        if used is not None and used is not NOTHING and bill is not None and self.tokens is not None:
+            price = Price(bill.uncached_per_mtok, bill.cached_per_mtok, bill.output_per_mtok, 0)
+            used = used._replace(cost_nanos=price.cost_nanos(*self.tokens) + bill.fixed_nanos)
         if used is not None and limits is not None and 0 < limits.most_tokens < used.limit_tokens:
             used = used._replace(limit_tokens=limits.most_tokens)
         self.pool.done(self.request.reservation, used)

@@ -23,6 +23,7 @@ from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
 from gateway.settings.base import Count, HostName, Labels, Milliseconds, Namespace, Port, Section, Slug, distinct
 from gateway.settings.billing_settings import BillingSettings
+from gateway.settings.budget_settings import Budgets
 from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError, build, merged, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
@@ -124,6 +125,7 @@ class ApiKey(Section):
     manages_keys: bool = False
     models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     limits: AccountLimitSettings = Field(default=NO_LIMITS)
+    budgets: Budgets = Field(default=[])
 
 
 class SecuritySettings(Section):

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from coordinator.policy_knobs import PolicyKnobs
 from gateway.settings.base import Count, Seconds, Section, Slug, distinct
+from gateway.settings.budget_settings import Budgets
 
 MAX_BANDS = 10
 MAX_PER_MIN = 10**12
@@ -84,6 +85,7 @@ class TenantSettings(Section):
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1
     priority: Slug | None = None
     limits: AccountLimitSettings = Field(default=NO_LIMITS)
+    budgets: Budgets = Field(default=[])
 
     @field_validator("name")
     @classmethod

@@ -32,6 +32,7 @@ CONFIG = {
     "models": [{"name": "sim", "backends": [{"name": "v1", "match": {"model": "sim"}}]}],
     "policy": {"max_active_requests": EACH},
     "queue": {"max_waiting": MAX_WAITING, "max_waiting_per_tenant": MAX_WAITING},
+    "tenants": [{"name": "-", "budgets": [{"per": "month", "tokens": 10**12}]}],
 }
 
 

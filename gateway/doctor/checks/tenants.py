@@ -20,8 +20,8 @@ WITHOUT_KEY = FindingKind(
 PER_POOL = FindingKind(
     "limits-per-pool",
     "warning",
-    "in a Redis Cluster limits are counted for each base model, so a tenant or key of two models may use twice as much",
-    "divide the limits by the models that it uses, or use one Redis (with sentinels)",
+    "in a Redis Cluster limits and budgets are counted for each base model: who uses two models may use twice as much",
+    "divide them by the models that it uses, or use one Redis (with sentinels)",
 )
 WAIT = FindingKind(
     "queue-wait-unreached",
@@ -53,6 +53,12 @@ KEEP_ALIVE = FindingKind(
     "no stream waits for so long, so none gets a comment, and proxies may end its connection",
     "set queue.keep_alive_s well below the time after which your proxies end idle connections, such as 15",
 )
+FREE_MODEL = FindingKind(
+    "budget-without-price",
+    "warning",
+    "there are budgets in money, and a model without a price costs nothing, so its requests spend nothing of them",
+    "give each model that clients may use a price in billing.prices, or budgets in tokens",
+)
 PRIORITY = FindingKind(
     "engine-priority-without-bands",
     "warning",
@@ -68,11 +74,23 @@ def findings(settings: GatewaySettings) -> Iterator[Finding]:
     for tenant in settings.tenants:
         if tenant.name not in named and not has_others:
             yield WITHOUT_KEY.seen(f"tenant {tenant.name}", "no key in security.api_keys is of this tenant")
-    limited = [tenant.name for tenant in settings.tenants if tenant.limits != NO_LIMITS]
-    limited += [f"the key {key.name}" for key in settings.security.api_keys if key.limits != NO_LIMITS]
+    accounts = [(tenant.name, tenant.limits, tenant.budgets) for tenant in settings.tenants]
+    accounts += [(f"the key {key.name}", key.limits, key.budgets) for key in settings.security.api_keys]
+    limited = [name for name, limits, budgets in accounts if limits != NO_LIMITS or budgets]
     if limited and is_cluster(settings.redis.url):
-        yield PER_POOL.seen("tenants", f"limits of {', '.join(limited)}, and redis.url is a Redis Cluster")
+        yield PER_POOL.seen("tenants", f"limits or budgets of {', '.join(limited)}, and redis.url is a Redis Cluster")
+    if any(budget.unit == "money" for _, _, budgets in accounts for budget in budgets):
+        yield from _without_price(settings)
     yield from _of_queue(settings)
+
+
+def _without_price(settings: GatewaySettings) -> Iterator[Finding]:
+    priced = {price.model for price in settings.billing.prices}
+    free = [model.name for model in settings.models if model.name not in priced]
+    if not priced:
+        yield FREE_MODEL.seen("billing", "budgets in money, and no prices in billing.prices")
+    elif free:
+        yield FREE_MODEL.seen("billing", f"no price for {', '.join(free)}")
 
 
 def _of_queue(settings: GatewaySettings) -> Iterator[Finding]:

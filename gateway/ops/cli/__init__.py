@@ -49,6 +49,7 @@ _COMMANDS = (
     watch.watch,
     usage.usage,
     operate.queue,
+    operate.budgets,
     operate.drain,
     operate.undrain,
     keys.audit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -34,6 +35,9 @@ def create(
     concurrency: Annotated[int | None, typer.Option(min=1, help="Its requests in flight; more are queued.")] = None,
     requests_per_min: Annotated[int | None, typer.Option(min=1, help="More get a 429.")] = None,
     tokens_per_min: Annotated[int | None, typer.Option(min=1, help="Uncached and generated; more get a 429.")] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option(help="What it may spend, like month=100.00 or day=1000000tokens; several times.")
+    ] = None,
     expires_days: Days = None,
     admin: Annotated[bool, typer.Option("--admin", help="It may operate the cluster.")] = False,
     manages_keys: Annotated[bool, typer.Option("--manages-keys", help="It may make keys of its tenant.")] = False,
@@ -45,12 +49,14 @@ def create(
     """Make an API key. It is shown once; all gateways know it within a second.
 
     Without --expires-days it is valid for 90 days, or as long as your own key if
-    that ends before. Its limits hold over all gateways, beside its tenant's.
+    that ends before. Its limits and budgets hold over all gateways, beside its
+    tenant's.
 
     \b
     Examples:
       kvgate keys create batch --tenant research --requests-per-min 60
       kvgate keys create ci --tenant research --model small --expires-days 7
+      kvgate keys create intern --budget month=100.00 --budget day=1000000tokens
       kvgate keys create team-lead --tenant research --manages-keys
     """
     limits = {"concurrency": concurrency, "requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min}
@@ -60,6 +66,7 @@ def create(
         "tenant": tenant,
         "models": model or None,
         "limits": limits or None,
+        "budgets": [_budget(text) for text in budget or ()] or None,
         "expires_days": expires_days,
     }
     body = {"admin": admin, "manages_keys": manages_keys} | {
@@ -93,12 +100,31 @@ def list_keys(
     print_keys([_row(key) for key in all_printable(answer["keys"])])
 
 
+def _budget(text: str) -> dict[str, Any]:
+    """Raises typer.BadParameter."""
+    per, _, amount = text.partition("=")
+    is_tokens = amount.endswith("tokens")
+    try:
+        number = int(amount.removesuffix("tokens")) if is_tokens else float(amount)
+    except ValueError:
+        number = 0
+    if per not in ("day", "week", "month") or not 0 < number < math.inf:
+        message = f"{text!r}: write day, week or month, and money or tokens, like month=100.00 or day=1000000tokens"
+        raise typer.BadParameter(message, param_hint="--budget")
+    return {"per": per, "tokens" if is_tokens else "money": number}
+
+
 def _row(key: dict[str, Any]) -> list[str]:
     rights = ", ".join(name for name in ("admin", "manages_keys") if key[name])
     models = "all" if key["models"] is None else ", ".join(key["models"])
-    limits = ", ".join(f"{key['limits'][name]} {words}" for name, words in _LIMITS.items() if name in key["limits"])
-    row = [key["id"], key["name"], key["tenant"], key["state"], _time(key["expires_ms"]), models, limits, rights]
-    return [*row, key.get("in_place_of") or ""]
+    told = [f"{key['limits'][name]} {words}" for name, words in _LIMITS.items() if name in key["limits"]]
+    told += [f"{each.get('money', each.get('tokens')):.12g} {_unit(each)}/{each['per']}" for each in key["budgets"]]
+    row = [key["id"], key["name"], key["tenant"], key["state"], _time(key["expires_ms"]), models, ", ".join(told)]
+    return [*row, rights, key.get("in_place_of") or ""]
+
+
+def _unit(budget: dict[str, Any]) -> str:
+    return "money" if "money" in budget else "tokens"
 
 
 @app.command(cls=KvgateCommand)

@@ -1,4 +1,4 @@
-"""Commands that operate a running cluster: drain, undrain, queue."""
+"""Commands that operate a running cluster: drain, undrain, queue, budgets."""
 
 from __future__ import annotations
 
@@ -114,6 +114,31 @@ def undrain(
     url = f"{gateway_url(gateway, state_dir)}/v1/replicas/{quote(replica, safe='')}/undrain"
     answer = all_printable(ask("POST", url, api_key, "state"))
     typer.echo(f"{replica} is {answer['state']}")
+
+
+def budgets(
+    gateway: Gateway = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is spent of the budgets of tenants and API keys.
+
+    An admin's key sees all of them, another key those of its tenant
+    (docs/tenants.md).
+
+    \b
+    Examples:
+      kvgate budgets
+      kvgate budgets --json
+    """
+    answer: dict[str, Any] = ask("GET", f"{gateway_url(gateway, state_dir)}/v1/budgets", api_key, "budgets")
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    from gateway.ops.cli.tables import print_budgets
+
+    print_budgets(all_printable(answer["budgets"]), printable(answer["currency"]))
 
 
 def queue(

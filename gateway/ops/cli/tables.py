@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -87,6 +88,19 @@ def print_usage(answer: dict[str, Any]) -> None:
     for row in (*answer["rows"], dict.fromkeys(names, "") | {"time": "total"} | answer["totals"]):
         counts = [f"{row[name]:,}" for name in shown] + [f"{row[name]:,.6f}" for name in money]
         table.add_row(*(escape(row[name] or "-") if row["time"] != "total" else row[name] for name in names), *counts)
+    _console().print(table)
+
+
+def print_budgets(budgets: Iterable[dict[str, Any]], currency: str) -> None:
+    """Print the answer of /v1/budgets."""
+    table = _table("tenant", "key", "per", "unit", "budget", "spent", "reserved", "left", "opens again")
+    for one in budgets:
+        is_money = one["unit"] == "money"
+        amounts = (one[name] for name in ("budget", "spent", "reserved", "left"))
+        shown = [f"{amount:.4f}" if is_money else str(amount) for amount in amounts]
+        opens = datetime.fromtimestamp(one["opens_again_s"], UTC).strftime("%Y-%m-%d %H:%M UTC")
+        unit = currency if is_money else "tokens"
+        table.add_row(*map(escape, [one["tenant"], one["key"] or "-", one["per"], unit, *shown, opens]))
     _console().print(table)
 
 

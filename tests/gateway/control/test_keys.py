@@ -218,3 +218,38 @@ async def test_a_wrong_field_is_named(root: Holder, body: dict[str, Any], param:
     with pytest.raises(ApiError) as error:
         await root.create(**body)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+MONTHLY = {"per": "month", "money": 10.0, "soft": 0.8}
+
+
+@pytest.mark.parametrize(
+    "budgets",
+    [[], [MONTHLY | {"money": 10.01}], [MONTHLY | {"per": "week"}], [{"per": "month", "tokens": 5}]],
+)
+async def test_a_key_with_a_budget_makes_no_key_with_more(root: Holder, budgets: list[dict[str, Any]]) -> None:
+    lead = root.having(await root.create(name="lead", tenant="a", manages_keys=True, budgets=[MONTHLY]))
+    with pytest.raises(ApiError) as refused:
+        await lead.create(budgets=budgets)
+    assert (refused.value.code, refused.value.param) == ("beyond_own_key", "budgets")
+
+
+async def test_a_keys_budgets_are_kept_and_shared_when_it_is_replaced(root: Holder) -> None:
+    first = await root.create(budgets=[MONTHLY, {"per": "day", "tokens": 7}])
+    second = await root.rotate(first)
+    assert second["budgets"] == [MONTHLY, {"per": "day", "tokens": 7, "soft": 0.8}]
+    callers = root.having(first).caller, root.having(second).caller
+    assert callers[0].budgets == callers[1].budgets
+    assert callers[0].account == callers[1].account
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [{"per": "year", "money": 1}, {"per": "day"}, {"per": "day", "money": 1, "tokens": 1}, {"per": "day", "money": 0}],
+)
+async def test_a_budget_that_cannot_be_is_refused(root: Holder, budget: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        await root.create(budgets=[budget])
+    assert refused.value.status == 400
+    with pytest.raises(ApiError):
+        await root.create(budgets=[MONTHLY, MONTHLY | {"money": 5.0}])

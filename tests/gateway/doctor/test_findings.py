@@ -41,6 +41,8 @@ def unfollowed(**changes: Any) -> Evidence:
 
 FOUND = {"discovery": {"kubernetes": {"service": "replica"}}}
 LIMITED = {"name": "a", "limits": {"concurrency": 8}}
+SPENDING = {"name": "a", "budgets": [{"per": "month", "money": 5}]}
+PRICED: dict[str, Any] = {"billing": {"prices": [{"model": "m", "output_per_mtok": 1}]}}
 LIMITED_KEY = {
     "api_keys": [{"name": "k", "sha256": "0" * 64, "tenant": "b", "limits": {"concurrency": 1}}],
     "share_cache": True,
@@ -210,6 +212,17 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     (
         "limits-per-pool",
         with_settings(security=LIMITED_KEY, redis={"url": "redis+cluster://a:6379,b:6379"}),
+        set(),
+    ),
+    (
+        "limits-per-pool",
+        with_settings(tenants=[SPENDING], **PRICED, redis={"url": "redis+cluster://a:6379,b:6379"}),
+        set(),
+    ),
+    ("budget-without-price", with_settings(tenants=[SPENDING]), set()),
+    (
+        "budget-without-price",
+        with_settings(tenants=[SPENDING], **PRICED, models=[{"name": "free", "backends": [{"match": {"model": "x"}}]}]),
         set(),
     ),
     ("queue-wait-unreached", with_settings(queue={"wait_s": 600}, timeouts={"request_s": 600}), set()),

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from coordinator.accounts import AccountLimits, Left, Limits
-from coordinator.errors import NoRoom, OverLimit
-from coordinator.placement import NOTHING, PlaceRequest, Reservation, Seat, Standing
+from coordinator.errors import NoRoom, OverBudget, OverLimit
+from coordinator.placement import NOTHING, PlaceRequest, Reservation, Seat, Standing, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord, surveyed_state
+from coordinator.spending import AccountBudget, Bill, Spent
 from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
 from gateway.routing import local_limits, local_queue
@@ -289,3 +290,48 @@ async def test_those_that_wait_go_back_to_the_store_in_their_order_once_it_knows
     assert {await soon(task) for task in (tasks[0], tasks[2])} == {"again"}
     assert order == ["first", "second", "batch"]
     assert not alone.queue.would_overtake(alone.pool, late)
+
+
+def spending(limit: int, name: str = "t") -> Bill:
+    """Of a request that can take 10 of a budget."""
+    budget = AccountBudget(name, "day", "tokens", limit, 0.8, "2026-11-28", 2**31, f"2026-11-28/tokens/{name}")
+    return Bill((budget,), 0, 0, 0, 0, 1, 9)
+
+
+async def test_each_gateway_spends_its_part_of_what_was_left_when_the_store_told_last() -> None:
+    alone, bill = Alone(), spending(100)
+    spent = alone.pool.reservations.spent
+    spent.told(bill, (Spent("1", 40, 0),))
+    for number in range(3):  # of 60, two gateways have 30 each
+        assert await alone.place(alone.asked(f"a{number}", share=0, bill=bill)) in REPLICAS
+    with pytest.raises(OverBudget) as refused:
+        await alone.place(alone.asked("more", share=0, bill=bill))
+    assert refused.value.is_local
+    assert not refused.value.blocking()[3], "not for the rest of the day"
+    alone.pool.done("a0", Used(0, 4))
+    with pytest.raises(OverBudget):
+        await alone.place(alone.asked("again", share=0, bill=bill))
+    alone.pool.done("a1", Used(0, 4))
+    assert await alone.place(alone.asked("fits", share=0, bill=bill), is_retry=True) in REPLICAS
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(1000, 1), (999, 0), (2000, 2)])
+async def test_of_a_budget_of_which_it_knows_nothing_a_gateway_spends_one_percent(limit: int, fits: int) -> None:
+    alone, bill = Alone(), spending(limit)
+    for number in range(fits):
+        assert await alone.place(alone.asked(f"a{number}", share=0, bill=bill)) in REPLICAS
+    with pytest.raises(OverBudget):
+        await alone.place(alone.asked("more", share=0, bill=bill))
+
+
+async def test_a_request_that_waited_here_is_checked_again_when_it_gets_room() -> None:
+    alone, bill = Alone(), spending(2000)
+    for number in range(3):
+        await alone.place(alone.asked(f"full{number}"))
+    waits = await alone.waits(alone.asked("waits", bill=bill))
+    for name in ("a", "b"):
+        await alone.place(alone.asked(name, share=0, bill=bill))
+        alone.pool.done(name, Used(0, 10))
+    for number in range(3):
+        alone.pool.done(f"full{number}", NOTHING)
+    assert await asyncio.wait_for(waits, 5) == "again"

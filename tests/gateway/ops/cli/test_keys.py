@@ -92,3 +92,25 @@ def test_mistakes_are_told_in_one_line(kvgate: Kvgate) -> None:
     assert "is in the configuration file" in one_line_error(typed(kvgate, "keys", "revoke", "ops"))
     assert "expires_days" in one_line_error(typed(kvgate, "keys", "create", "x", "--expires-days", "400"))
     assert "KVGATE_API_KEY" in one_line_error(typed(kvgate, "keys", "list", api_key="wrong"))
+
+
+def test_a_keys_budgets_are_typed_like_amounts_and_shown_with_what_is_spent(kvgate: Kvgate) -> None:
+    options = ("--budget", "month=100.00", "--budget", "day=1000000tokens")
+    made = typed(kvgate, "keys", "create", "intern", "--tenant", "research", *options)
+    assert made.returncode == 0, made.stderr
+    assert "100 money/month, 1000000 tokens/day" in typed(kvgate, "keys", "list").stdout
+
+    def rows() -> list[list[str]]:
+        shown = typed(kvgate, "budgets").stdout.splitlines()
+        return [line.split()[:8] for line in shown if "intern" in line]
+
+    assert wait_until(rows) == [
+        ["research", "intern", "day", "tokens", "1000000", "0", "0", "1000000"],
+        ["research", "intern", "month", "USD", "100.0000", "0.0000", "0.0000", "100.0000"],
+    ]
+    [day, month] = json.loads(typed(kvgate, "budgets", "--json", api_key=made.stdout.strip()).stdout)["budgets"]
+    assert (day["per"], month["budget"], month["key"]) == ("day", 100.0, "intern")
+    for wrong in ("year=1", "month", "month=x", "month=-1", "day=1.5tokens"):
+        refused = typed(kvgate, "keys", "create", "other", "--budget", wrong)
+        assert refused.returncode == 2
+        assert "month=100.00" in refused.stderr
