@@ -26,6 +26,7 @@ PATHS = {
     "/v1/keys/{key_id}",
     "/v1/keys/{key_id}/rotate",
     "/v1/audit",
+    "/v1/budgets",
     "/v1/usage",
     "/v1/decisions",
     "/v1/decisions/{request_id}",

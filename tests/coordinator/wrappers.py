@@ -247,6 +247,6 @@ ARGUMENTS: dict[str, list[Any]] = {
 ARGUMENTS["route"] = [
     *ARGUMENTS["place"],
     "".join(f"{key}{tokens:8d}" for key, tokens in zip(_KEYS, (7, 9), strict=True)),
-    b'[["v2",1,0,2,"kvgate:{m}:",[17,"kvgate:tenants"],21,[12,"12"],14]]',
+    b'[["v2",1,0,2,"kvgate:{m}:",[17,"kvgate:tenants"],22,[12,"12"],14]]',
     f"v1 9 10 1 chat.{'c' * 32} kvgate:stays:<turn>:cc kvgate:stays:<turn>:cc kvgate:shares chat v1 9 v2 1",
 ]

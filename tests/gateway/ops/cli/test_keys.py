@@ -108,7 +108,10 @@ def test_a_keys_budgets_are_typed_like_amounts_and_shown_with_what_is_spent(kvga
         ["research", "intern", "day", "tokens", "1000000", "0", "0", "1000000"],
         ["research", "intern", "month", "USD", "100.0000", "0.0000", "0.0000", "100.0000"],
     ]
-    [day, month] = json.loads(typed(kvgate, "budgets", "--json", api_key=made.stdout.strip()).stdout)["budgets"]
+    assert wait_until(lambda: serve(kvgate, made.stdout.strip()) == {200})
+    told = typed(kvgate, "budgets", "--json", api_key=made.stdout.strip())
+    assert told.returncode == 0, told.stderr
+    [day, month] = json.loads(told.stdout)["budgets"]
     assert (day["per"], month["budget"], month["key"]) == ("day", 100.0, "intern")
     for wrong in ("year=1", "month", "month=x", "month=-1", "day=1.5tokens"):
         refused = typed(kvgate, "keys", "create", "other", "--budget", wrong)
