@@ -11,6 +11,8 @@ the keys, so equal files have one name. The keys of a gateway's own file count f
 So a gateway that starts again with an old file changes nothing. All gateways change to other keys at the same moment, a
 second after the first one has read them: no key is valid at some gateways only. Without `records_secret`, and until a
 gateway has read the store, the keys of its own file count.
+
+A file of 10 000 keys is worked on in steps of some 30 ms, and requests run in between.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from typing import Any
 
 import orjson
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
 from coordinator.errors import StoreError
 from coordinator.records import AuditNote
 from gateway.records.record import Record, Signer
 from gateway.records.record_book import ChangedMeanwhileError, RecordBook
 from gateway.settings.gateway_settings import ApiKey
+from gateway.settings.queue_settings import AccountLimitSettings
 
 _log = structlog.get_logger("kvgate.records")
 
@@ -40,7 +44,11 @@ _TOGETHER_MS = 1000
 _LOOK_S, _SAY_S, _UNUSED_S = 5.0, 20.0, 60.0
 """How often to look; how often a gateway says that it uses the newest file; when nobody does."""
 _MOST_BEFORE = 100
+_PIECE = 1000
+"""So many keys are read in one go: some ms."""
 _FACTS = {"name", "before", "from_ms", "keys"}
+_KEYS = TypeAdapter(list[ApiKey])
+_FIELDS, _LIMITS = ApiKey.model_fields.keys(), AccountLimitSettings.model_fields.keys()
 
 
 class FileKeys:
@@ -50,24 +58,26 @@ class FileKeys:
         self.on_change: Callable[[], None] = lambda: None
         """Called when other keys count."""
         self._book = book
-        self._own: Sequence[ApiKey] = ()
+        self._said: list[dict[str, Any]] = []
+        """What the own file says of each key. A field that a later version adds changes nothing until it is used."""
         self._names: list[str] = []
         """Of the own file: under each secret."""
         self._newest: Record | None = None
-        self._counted: Record | None = None
+        self.counts: Record | None = None
         """None: the own file counts, because no other is known."""
+        self._read: tuple[Record | None, list[ApiKey]] = None, []
+        """A record, and its keys."""
         self._heard_s, self._heard = time.monotonic(), (b"", b"")
         book.on_change.append(self._look)
 
     @property
     def others(self) -> list[ApiKey] | None:
-        """The keys that count, with digests instead of hashes; None if they are those of the own file. Fields that only
-        a later version knows are left out."""
-        if self._counted is None or self._is_own(self._counted):
+        """The keys that count, with digests instead of hashes; None if they are those of the own file."""
+        if self.counts is None or self._is_own(self.counts):
             return None
-        keys: list[dict[str, Any]] = self._counted.facts["keys"]
-        known = ApiKey.model_fields.keys()
-        return [ApiKey.model_validate({name: key[name] for name in key.keys() & known}) for key in keys]
+        if self._read[0] is not self.counts:
+            self._read = self.counts, _read(self.counts.facts["keys"])
+        return self._read[1]
 
     @property
     def is_older(self) -> bool:
@@ -77,13 +87,15 @@ class FileKeys:
     def use(self, keys: Sequence[ApiKey]) -> None:
         """This gateway's file has these keys now."""
         had_newest = self._newest is not None and self._is_own(self._newest)
-        self._own, signer = keys, self._book.signer
+        signer = self._book.signer
         if signer is not None:
-            text = orjson.dumps([_said(key) for key in sorted(keys, key=lambda key: key.name)])
+            self._said = _KEYS.dump_python(list(keys), exclude_defaults=True)
+            text = orjson.dumps(sorted(self._said, key=lambda key: str(key["name"])))
             self._names = [digest.hex()[:16] for digest in signer.digests(text)]
-        self.decide(goes_back=had_newest)
+            if self._book.has_read:
+                asyncio.get_running_loop().call_soon(self._decide, had_newest)
 
-    def decide(self, *, goes_back: bool = False) -> None:
+    def _decide(self, goes_back: bool = False) -> None:
         """Let the own file's keys count, if they have to."""
         if not self._book.has_read or not self._names:
             return
@@ -101,7 +113,7 @@ class FileKeys:
             except StoreError:
                 self._heard_s = time.monotonic()  # nobody could say anything
             else:
-                self.decide()
+                self._decide()
                 if not has_begun and self._newest is not None and self._newest.facts["name"] in self._names[1:]:
                     self._announce()  # with digests under the new secret: the other one is given up soon
                 has_begun = True
@@ -135,7 +147,7 @@ class FileKeys:
             "name": self._names[0],
             "before": [name for name in before if name not in self._names],
             "from_ms": int(time.time() * 1000) + _TOGETHER_MS,
-            "keys": [_recorded(key, signer) for key in self._own],
+            "keys": [_recorded(key, signer) for key in self._said],
         }
         try:
             record = signer.write(FIELD, newest.version + 1 if newest is not None else 1, facts)
@@ -151,15 +163,31 @@ class FileKeys:
         if newest is None or newest is self._newest or not newest.facts.keys() >= _FACTS:
             return
         self._newest = newest
+        if self.counts is None:
+            self._count()
+        else:
+            self._prepare(newest, [], 0)
+
+    def _prepare(self, newest: Record, keys: list[ApiKey], start: int) -> None:
+        """Read the next keys of the newest file, and let them count in time."""
+        loop, told = asyncio.get_running_loop(), newest.facts["keys"]
+        if newest is not self._newest:
+            return
+        if start < len(told) and not self._is_own(newest):
+            keys += _read(told[start : start + _PIECE])
+            loop.call_soon(self._prepare, newest, keys, start + _PIECE)
+            return
+        if start >= len(told):
+            self._read = newest, keys
         ahead_s = newest.facts["from_ms"] / 1000 - time.time()
-        if self._counted is None or ahead_s <= 0:
+        if ahead_s <= 0:
             self._count()
         else:  # the clocks of gateways may differ by more
-            asyncio.get_running_loop().call_later(min(ahead_s, _TOGETHER_MS / 1000), self._count)
+            loop.call_later(min(ahead_s, _TOGETHER_MS / 1000), self._count)
 
     def _count(self) -> None:
-        if self._counted is not self._newest:
-            self._counted = self._newest
+        if self.counts is not self._newest:
+            self.counts = self._newest
             _log.info("keys of the newest file count", is_own=not self.is_older)
             self.on_change()
 
@@ -167,11 +195,21 @@ class FileKeys:
         return record.facts["name"] in self._names
 
 
-def _said(key: ApiKey) -> dict[str, Any]:
-    """What the file says of it. A field that a later version adds changes nothing while it is not used."""
-    return key.model_dump(exclude_defaults=True)
-
-
-def _recorded(key: ApiKey, signer: Signer) -> dict[str, Any]:
+def _recorded(said: dict[str, Any], signer: Signer) -> dict[str, Any]:
     """Without its hash: whoever can only read Redis cannot compare it with keys that they guess."""
-    return _said(key) | {"sha256": signer.digest(bytes.fromhex(key.sha256)).hex()}
+    return said | {"sha256": signer.digest(bytes.fromhex(said["sha256"])).hex()}
+
+
+def _read(keys: list[dict[str, Any]]) -> list[ApiKey]:
+    """What a record says of keys. What only a later version knows is left out: a field, or a key that has it."""
+    try:
+        return _KEYS.validate_python(keys)
+    except ValidationError:
+        found = []
+        for key in keys:
+            known = {name: key[name] for name in key.keys() & _FIELDS}
+            if "limits" in known:
+                known["limits"] = {name: key["limits"][name] for name in key["limits"].keys() & _LIMITS}
+            with suppress(ValidationError):
+                found.append(ApiKey.model_validate(known))
+        return found

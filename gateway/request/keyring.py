@@ -89,6 +89,9 @@ class Keyring:
         self._read: list[Record] = []
         self._recorded: dict[bytes, _Key] = {}
         self._by_id: dict[str, _Key] = {}
+        self._counts: Record | None = None
+        """The record of files' keys that was read."""
+        self._expose_decisions = security.expose_decisions
         self.clock = ExpiryClock()
         self._anyone = Caller(None, True, is_admin=True)
         secret = security.cache_salt_secret
@@ -102,12 +105,17 @@ class Keyring:
 
     def use(self, security: SecuritySettings) -> None:
         """Other keys are configured from now on. Requests that run go on."""
+        counts = self._files.counts if self._files is not None else None
+        is_same = counts is not None and counts is self._counts and security.expose_decisions == self._expose_decisions
         self._expose_decisions = security.expose_decisions
         self._own = security.api_keys
         if self._files is not None:
             self._files.use(security.api_keys)
         self._read_records()
-        self._read_files()
+        if is_same:  # and this file's, if they are others, a second later
+            self._index()
+        else:
+            self._read_files()
 
     def _records_changed(self) -> None:
         if self._records is not None and self._records.of_kind(KIND) != self._read:
@@ -135,7 +143,7 @@ class Keyring:
     def _read_files(self) -> None:
         """The keys of the newest configuration file: by their SHA-256 if it is this gateway's, else by the signer's
         digest of that."""
-        self._others = self._files.others if self._files is not None else None
+        self._others, self._counts = (self._files.others, self._files.counts) if self._files else (None, None)
         found = map(self._configured_key, self._own if self._others is None else self._others)
         self._configured = {key.digest: key for key in found}
         self._index()
