@@ -67,7 +67,7 @@ class SplitBench(Bench):
         assert reply[0] == b"ok", reply
         script_us = await script_time_us(self._wire)
         done = self._settle.operands(
-            self._pool.keys, gateway=GATEWAY, settled=[("done", ways[chosen - 1].request.reservation, "")]
+            self._pool.keys, gateway=GATEWAY, sums="", settled=[("done", ways[chosen - 1].request.reservation, "")]
         )
         await self._wire.run(self._settle, done)
         return 0.0, script_us
