@@ -2,14 +2,14 @@
 
 They are fields of a ring of hashes. One of these gets records; when it is full, or old, the next one is emptied and
 gets them. So the oldest go first, and nothing is counted record by record. A field is the request's name. If a name
-comes again in the same hash, its text is put in front of the earlier one: whoever reads must see where a text ends. Of
-two gateways that write the same name in the same ms, one may lose its text.
+comes again in the same hash, its text takes the place of the earlier one: to read that first would make Redis' part
+twice as large.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,7 +24,6 @@ CALL_BYTES = LEAST_BYTES // SLOTS // 2
 _TTL_S = 7 * 24 * 3600
 _FIELD_BYTES = 112
 """What Redis takes for a field of a large hash, besides its name and its text."""
-_MOST_OF_NAME_BYTES = 8192
 
 
 class DecisionRing:
@@ -36,21 +35,12 @@ class DecisionRing:
         self._at: int | None = None
         """How many slots were begun before the one that gets records; None until the store has told."""
 
-    async def keep(self, records: Iterable[tuple[str, bytes]], max_bytes: int) -> None:
-        """Keep these names and texts. If Redis refuses it because its memory is full, StoreRefused `is_full`."""
+    async def keep(self, texts: Mapping[str, bytes], max_bytes: int) -> None:
+        """Keep these texts, by name. If Redis refuses it because its memory is full, StoreRefused `is_full`."""
         if self._at is None:
             self._at = await self._count(0, 0, max_bytes)
-        at, texts = self._at, dict[str, bytes]()
-        for name, text in records:
-            texts[name] = text + texts.get(name, b"")
-        slot = self._slots[at % SLOTS]
-        known: Sequence[bytes | None] = await self._store.ask("HMGET", slot, *texts)
-        added = sum(len(text) for text in texts.values())
-        for name, before in zip(texts, known, strict=True):
-            if before is None:
-                added += len(name) + _FIELD_BYTES
-            else:
-                texts[name] = (texts[name] + before)[:_MOST_OF_NAME_BYTES]
+        at, slot = self._at, self._slots[self._at % SLOTS]
+        added = sum(len(name) + len(text) + _FIELD_BYTES for name, text in texts.items())
         write = self._store.ask("HSET", slot, *chain.from_iterable(texts.items()))
         _, self._at = await asyncio.gather(write, self._count(at, added, max_bytes))
 

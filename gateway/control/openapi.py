@@ -74,7 +74,7 @@ _TOLD: Final = {
     "/v1/keys/{key_id}/rotate": _Told("Another API key in the place of this one", _KEYS, _MAY_BE_EMPTY),
     "/v1/audit": _Told("Who has changed which API key, the newest change first", _KEYS),
     "/v1/usage": _Told("What requests took and cost: of the key's tenant, for an admin of all", _KEY, _OF_USAGE),
-    "/v1/decisions/{request_id}": _Told("Why a request went where it went, the last one of this id first", _KEY),
+    "/v1/decisions/{request_id}": _Told("Why the last request of this id went where it went", _KEY),
     "/v1/decisions": _Told("Records of requests as they end, at all gateways", _ADMIN, content="text/event-stream"),
 }
 

@@ -1,6 +1,6 @@
 """The records of requests that have ended, kept in the store for whoever asks later why a request went where it went.
 
-Each gateway sends the records of its own requests, which have no prompts, together each quarter of a second. Any
+Each gateway sends the records of its own requests, which have no prompts, together once a second. Any
 gateway answers for all. A record is a field `<tenant>/<request id>`, the tenant percent-encoded, and empty without API
 keys. Ids can come from clients: with its tenant in front, no tenant can write into another one's records, or read
 them. A record is JSON, compressed with a dictionary, which makes a fifth of it.
@@ -30,7 +30,7 @@ from gateway.settings.gateway_settings import DecisionSettings
 
 _log = structlog.get_logger("kvgate.decisions")
 
-FLUSH_S, LOOK_S = 0.25, 10.0
+FLUSH_S, LOOK_S = 1.0, 10.0
 _MOST_WAITING_BYTES = 2**20
 _MOST_RECORD_BYTES = 4096
 """Clients choose the names in a record. A larger record is not kept."""
@@ -105,7 +105,7 @@ class PastDecisions:
                 await self._look()
             while waiting:
                 piece = _first_of(waiting)
-                await self._ring.keep(waiting[:piece], self._most_bytes_now)
+                await self._ring.keep(dict(waiting[:piece]), self._most_bytes_now)
                 del waiting[:piece]
         except StoreError as error:
             is_full = isinstance(error, StoreRefused) and error.is_full
@@ -133,7 +133,7 @@ class PastDecisions:
             _log.warning("could not drop decisions", error=str(error))
 
     async def find(self, caller: Caller, request_id: str, tenant: str | None = None) -> Record:
-        """What is known of this request, the last one of this id first. An admin may name the tenant. Raises
+        """What is known of this request: of an id, the last one of a tenant. An admin may name the tenant. Raises
         ApiError."""
         if not caller.is_admin and tenant not in (None, caller.tenant):
             raise ApiError(403, "admin_key_required", "tenant: only an admin sees the decisions of other tenants.")
@@ -178,19 +178,15 @@ def _packed(record: Record) -> bytes:
 
 
 def _unpacked(texts: Iterable[bytes]) -> list[Record]:
-    """The records in these texts, of which each may hold several. What cannot be read is left out."""
+    """The records in these texts. What cannot be read is left out."""
     found: list[Record] = []
     for text in texts:
-        rest = text
-        while rest:
-            reader = zlib.decompressobj(_WINDOW_BITS, _DICTIONARY)
-            try:
-                record = orjson.loads(reader.decompress(rest, _MOST_JSON_BYTES))
-            except (zlib.error, ValueError):
-                break
-            if isinstance(record, dict):
-                found.append(record)
-            rest = reader.unused_data
+        try:
+            record = orjson.loads(zlib.decompressobj(_WINDOW_BITS, _DICTIONARY).decompress(text, _MOST_JSON_BYTES))
+        except (zlib.error, ValueError):
+            continue
+        if isinstance(record, dict):
+            found.append(record)
     return found
 
 

@@ -184,7 +184,7 @@ async def keep_records(store: Store) -> None:
     assert len(await records.audit(10)) == 1
     assert await records.put([RecordChange("key/k", b"1", b"")], AuditNote())
     ring = DecisionRing(store, "")
-    await ring.keep([("team/id", b"text")], LEAST_BYTES)
+    await ring.keep({"team/id": b"text"}, LEAST_BYTES)
     assert await ring.find(["team/id"]) == [b"text"]
     await ring.drop()
 

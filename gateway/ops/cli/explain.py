@@ -37,8 +37,8 @@ def explain(
     """Tell why a request went where it went, after it has ended.
 
     Any gateway answers, for the tenant that sent it and for admins. The last
-    requests are kept, without prompts. If clients have used an id twice, the
-    last one is first. For where a prompt would go now: kvgate owners.
+    requests are kept, without prompts. If clients have used an id twice, it is
+    the last one that is told. For where a prompt would go now: kvgate owners.
 
     \b
     Examples:
