@@ -104,6 +104,18 @@ class FileKeys:
         if is_new or (goes_back and self.is_older):
             self._announce()
 
+    def _keep_name(self) -> None:
+        """If the own file is known as one of before by its name under the other secret only, tell its name under this
+        one: else it would be a new file when the other secret is given up."""
+        newest, signer = self._newest, self._book.signer
+        if newest is None or signer is None or not self.is_older:
+            return
+        name, *others = self._names or [""]
+        before = newest.facts["before"]
+        if name not in before and not set(before).isdisjoint(others):
+            facts = {**newest.facts, "before": [name, *before][:_MOST_BEFORE]}
+            self._book.announce(signer.write(FIELD, newest.version + 1, facts))
+
     async def run(self) -> None:
         """Until cancelled."""
         has_begun = False
@@ -114,6 +126,7 @@ class FileKeys:
                 self._heard_s = time.monotonic()  # nobody could say anything
             else:
                 self._decide()
+                self._keep_name()
                 if not has_begun and self._newest is not None and self._newest.facts["name"] in self._names[1:]:
                     self._announce()  # with digests under the new secret: the other one is given up soon
                 has_begun = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -23,6 +23,8 @@ from gateway.settings.queue_settings import AccountLimitSettings
 from tests.coordinator.stage import running
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
+
+SECRET, NEXT_SECRET = "0123456789abcdef", "fedcba9876543210"
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +52,12 @@ def configured(*names: str) -> list[ApiKey]:
 
 
 @asynccontextmanager
-async def gateway(server: RedisServer, *names: str) -> AsyncIterator[FileKeys]:
+async def gateway(server: RedisServer, *names: str, secrets: Sequence[str] = (SECRET,)) -> AsyncIterator[FileKeys]:
     """One gateway's side, with these keys in its file."""
+    secret, other = (*secrets, None)[:2]
+    assert secret is not None
     async with running(Store(StoreOptions(server.url, 5.0), "gw0")) as store, asyncio.TaskGroup() as tasks:
-        book = RecordBook(store, Signer("0123456789abcdef", ""), "")
+        book = RecordBook(store, Signer(secret, "", other), "")
         files = FileKeys(book)
         files.use(configured(*names))
         running_tasks = [tasks.create_task(book.run())]
@@ -97,6 +101,27 @@ async def test_a_gateway_that_is_late_brings_no_file_of_before_back(redis_server
         await use(one, "second")  # it had the newest
         assert not one.is_older
         await eventually(lambda: others(late) == ["second"])
+
+
+async def test_a_file_of_before_stays_one_of_before_when_the_secret_is_replaced(redis_server: RedisServer) -> None:
+    async def restarted(stack: AsyncExitStack, *secrets: str) -> tuple[FileKeys, FileKeys]:
+        await stack.aclose()
+        late = await stack.enter_async_context(gateway(redis_server, "old", secrets=secrets))
+        return late, await stack.enter_async_context(gateway(redis_server, "new", secrets=secrets))
+
+    async with AsyncExitStack() as stack:
+        late, newest = await restarted(stack, SECRET)
+        await eventually(lambda: (others(late), others(newest)) == (["new"], None))
+        late, newest = await restarted(stack, NEXT_SECRET, SECRET)
+
+        def is_known_by_its_next_names() -> bool:
+            known = [each._newest.facts if each._newest else {"name": "", "before": []} for each in (late, newest)]
+            return all(facts["name"] == newest._names[0] and late._names[0] in facts["before"] for facts in known)
+
+        await eventually(is_known_by_its_next_names)
+        late, newest = await restarted(stack, NEXT_SECRET)
+        await asyncio.sleep(0.3)
+        assert (late.is_older, others(late), newest.is_older) == (True, ["new"], False)
 
 
 async def test_of_two_files_that_are_read_at_once_all_choose_the_same_one(redis_server: RedisServer) -> None:
