@@ -177,31 +177,30 @@ class FileKeys:
             return
         self._newest = newest
         if self.counts is None:
-            self._count()
+            self._count(newest)
         else:
             self._prepare(newest, [], 0)
 
-    def _prepare(self, newest: Record, keys: list[ApiKey], start: int) -> None:
-        """Read the next keys of the newest file, and let them count in time."""
-        loop, told = asyncio.get_running_loop(), newest.facts["keys"]
-        if newest is not self._newest:
-            return
-        if start < len(told) and not self._is_own(newest):
+    def _prepare(self, record: Record, keys: list[ApiKey], start: int) -> None:
+        """Read the next keys of a record, and let them count in time."""
+        loop, told = asyncio.get_running_loop(), record.facts["keys"]
+        if start < len(told) and not self._is_own(record):
             keys += _read(told[start : start + _PIECE])
-            loop.call_soon(self._prepare, newest, keys, start + _PIECE)
+            loop.call_soon(self._prepare, record, keys, start + _PIECE)
             return
         if start >= len(told):
-            self._read = newest, keys
-        ahead_s = newest.facts["from_ms"] / 1000 - time.time()
+            self._read = record, keys
+        ahead_s = record.facts["from_ms"] / 1000 - time.time()
         if ahead_s <= 0:
-            self._count()
+            self._count(record)
         else:  # the clocks of gateways may differ by more
-            loop.call_later(min(ahead_s, _TOGETHER_MS / 1000), self._count)
+            loop.call_later(min(ahead_s, _TOGETHER_MS / 1000), self._count, record)
 
-    def _count(self) -> None:
-        if self.counts is not self._newest:
-            self.counts = self._newest
-            _log.info("keys of the newest file count", is_own=not self.is_older)
+    def _count(self, record: Record) -> None:
+        """Each record counts at its own moment, also if a newer one is known already: at all gateways alike."""
+        if self.counts is None or record.is_newer_than(self.counts):
+            self.counts = record
+            _log.info("keys of the newest file count", is_own=self._is_own(record))
             self.on_change()
 
     def _is_own(self, record: Record) -> bool:

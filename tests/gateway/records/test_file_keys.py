@@ -124,6 +124,25 @@ async def test_a_file_of_before_stays_one_of_before_when_the_secret_is_replaced(
         assert (late.is_older, others(late), newest.is_older) == (True, ["new"], False)
 
 
+async def test_of_two_files_soon_after_each_other_the_second_one_counts_at_its_own_moment(
+    redis_server: RedisServer,
+) -> None:
+    """A gateway that hears of the second one a little later would otherwise have other keys meanwhile."""
+    async with gateway(redis_server, "first") as one, gateway(redis_server, "first") as two:
+        await eventually(lambda: one._newest is not None and one._newest == two._newest)
+        await use(one, "second")
+        await asyncio.sleep(0.5)
+        await use(one, "third")
+        assert one._newest is not None
+        seen = []
+        while time.time() * 1000 < one._newest.facts["from_ms"] + 500:
+            seen.append((others(two), time.time() * 1000 < one._newest.facts["from_ms"]))
+            await asyncio.sleep(0.01)
+        assert (["second"], True) in seen
+        assert (["third"], True) not in seen
+        assert others(two) == ["third"]
+
+
 async def test_of_two_files_that_are_read_at_once_all_choose_the_same_one(redis_server: RedisServer) -> None:
     async with gateway(redis_server, "first") as one, gateway(redis_server, "first") as two:
         await eventually(lambda: one._newest is not None and one._newest == two._newest)
