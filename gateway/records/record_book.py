@@ -91,6 +91,9 @@ class RecordBook:
         ChangedMeanwhileError."""
         async with self._turn:
             before = [self._known.get(record.field) for record in records]
+            for record, known in zip(records, before, strict=True):
+                if known is not None and record.version != known.version + 1:
+                    raise ChangedMeanwhileError  # this was heard of while the turn was waited for
             if not await self._write(map(self._change_to, records), note):
                 await self._exchange(is_due=True)  # the store may only have lost them, or their signature is another
                 is_same = [self._known.get(record.field) for record in records] == before

@@ -91,6 +91,20 @@ async def test_of_two_changes_of_one_version_the_later_one_is_refused(
         await knows(other, kept)
 
 
+async def test_a_change_that_is_heard_of_before_the_own_one_is_written_is_not_overwritten(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with book(redis_server) as one, book(redis_server) as other:
+        await one.put([signed(one)], NOTE)
+        await knows(other, signed(one))
+        late = signed(other, 2, limit=2)
+        await one.remove(signed(one, 2, is_removed=True), NOTE)
+        await knows(other, signed(one, 2, is_removed=True))
+        with pytest.raises(ChangedMeanwhileError):
+            await other.put([late], NOTE)
+        assert await client.hget(KEY, FIELD) == signed(one, 2, is_removed=True).text
+
+
 async def test_several_records_are_written_together_or_not_at_all(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
