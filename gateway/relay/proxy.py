@@ -170,8 +170,8 @@ class Proxy:
             metrics.backends.note(job.offer.model, job.option, status, reply.first_byte_s, tokens)
 
     def _bill(self, reply: Reply, caller: Caller, duration_s: float) -> None:
-        """Counts a request in the ledger. One that was refused, or failed without an answer, took nothing. One whose
-        client hung up took what the engine did until then."""
+        """Counts a request in the ledger. It took what its budgets pay for: nothing if it was refused, or failed by its
+        replica's fault; what the engine did until then if its client hung up, or its time was over."""
         job, ticket = reply.job, reply.tickets[-1] if reply.tickets else None
         has_failed = reply.status >= HTTPStatus.BAD_REQUEST and reply.status != CLIENT_GONE
         placed_ms = ticket.placement.placed_ms if ticket is not None and ticket.placement is not None else 0
@@ -179,7 +179,7 @@ class Proxy:
         cost_nanos = self._ledger.count(
             placed_ms / 1000 or time.time() - duration_s,
             row,
-            ticket.tokens if ticket is not None and not has_failed else None,
+            ticket.billed if ticket is not None else None,
             len(job.prompt.images) if job is not None and job.prompt is not None else 0,
             is_error=has_failed or bool(reply.code),
         )

@@ -141,12 +141,17 @@ class Ticket:
         if not self.is_computed and self.placement is not None:
             self.pool.claims.withdraw(self.request, self.placement)
 
+    @property
+    def billed(self) -> TokenCounts | None:
+        """The tokens that it costs, in budgets and in the ledger of usage; None if it costs nothing."""
+        return self.tokens if self.used is not None and self.used is not NOTHING else None
+
     def done(self) -> None:
         """The attempt holds no load any more."""
         used, limits, bill = self.used, self.request.limits, self.request.bill
-        if used is not None and used is not NOTHING and bill is not None and self.tokens is not None:
+        if used is not None and bill is not None and (tokens := self.billed) is not None:
             price = Price(bill.uncached_per_mtok, bill.cached_per_mtok, bill.output_per_mtok, 0)
-            used = used._replace(cost_nanos=price.cost_nanos(*self.tokens) + bill.fixed_nanos)
+            used = used._replace(cost_nanos=price.cost_nanos(*tokens) + bill.fixed_nanos)
         if used is not None and limits is not None and 0 < limits.most_tokens < used.limit_tokens:
             used = used._replace(limit_tokens=limits.most_tokens)
         self.pool.done(self.request.reservation, used)

@@ -70,6 +70,21 @@ async def test_a_client_that_hangs_up_has_taken_what_the_engine_did_until_then_a
     assert taken.uncached_tokens in PROMPT_TOKENS
 
 
+async def test_a_request_whose_time_is_over_is_an_error_and_has_taken_what_its_budgets_pay_for() -> None:
+    replica = ScriptedReplica()
+    replica.says(asyncio.Event())
+    times = {"request_s": 0.5, "first_byte_s": 0.5}
+    async with (
+        replica.running(),
+        gateway_before(replica, timeouts=times, retries={"max_attempts": 1}) as (gateway, url),
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        assert (await http.post(CHAT, json={**ASKED, "max_tokens": 9})).status_code == 504
+        taken = billed(Relayed(http, gateway, replica))
+    assert (taken.requests, taken.errors, taken.output_tokens) == (1, 1, 9)
+    assert taken.uncached_tokens in PROMPT_TOKENS
+
+
 async def test_a_stream_that_breaks_off_is_an_error_and_has_taken_what_came(relayed: Relayed) -> None:
     relayed.replica.says(STREAM, chunk(OPENING + 3 * WORD))
     assert b"stream_broken" in (await relayed.stream()).content
