@@ -95,7 +95,8 @@ def document_of(response: httpx.Response) -> dict[str, Any]:
     if status != 200:
         for path, command in _AS_COMMANDS.items():
             message = message.replace(path, command)
-        fix = " Give an admin key by --api-key or KVGATE_API_KEY." if status in (401, 403) else ""
+        key = {401: "a key", 403: "an admin key"}.get(status)
+        fix = f" Give {key} by --api-key or KVGATE_API_KEY." if key else ""
         kind = NoAnswer if status >= 500 else CommandError
         raise kind(f"the gateway refused ({status}): {message}{fix}")
     return document

@@ -141,8 +141,8 @@ def rotate(
 ) -> None:
     """Make another key in the place of one. Both are valid for a while.
 
-    The new key has the same name, tenant, models, limits and rights, and both
-    share the limits. It is shown once.
+    The new key has the same name, tenant, models, limits, budgets and rights. Both
+    share one account of the limits and budgets. It is shown once.
     Without --expires-days it is valid for 90 days, or as long as your own key if
     that ends before, however long the old one was. If the old key was stolen, use
     --overlap-hours 0, or revoke it.

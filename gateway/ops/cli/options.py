@@ -23,7 +23,11 @@ def usable_key(key: str | None) -> str | None:
 
 ApiKey = Annotated[
     str | None,
-    Option(envvar="KVGATE_API_KEY", callback=usable_key, help="An admin key, where gateways ask for one."),
+    Option(
+        envvar="KVGATE_API_KEY",
+        callback=usable_key,
+        help="Your API key, where gateways ask for one. Most commands need an admin's.",
+    ),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON for programs.")]
 REDIS_URL = Option(envvar="KVGATE_REDIS_URL", metavar="URL", help="The Redis that gateways share; rediss:// for TLS.")

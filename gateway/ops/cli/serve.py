@@ -32,7 +32,7 @@ def _lmcache(text: str) -> SimLmcacheSettings:
 
 ConfigFile = Annotated[
     list[Path],
-    Option("--config", metavar="FILE", help="The gateway's YAML configuration; of several, a later one goes first."),
+    Option("--config", metavar="FILE", help="The gateway's YAML configuration; of several, the later ones override."),
 ]
 
 
@@ -44,8 +44,9 @@ def gateway(config: ConfigFile) -> None:
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
     KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET,
-    KVGATE_REPLICA_API_KEY, KVGATE_REPLICA_TLS_CERTIFICATE and
-    KVGATE_REPLICA_TLS_KEY override the fields of the same names.
+    KVGATE_RECORDS_SECRET, KVGATE_OTHER_RECORDS_SECRET, KVGATE_REPLICA_API_KEY,
+    KVGATE_REPLICA_TLS_CERTIFICATE and KVGATE_REPLICA_TLS_KEY override the fields
+    of the same names.
 
     \b
     Examples:

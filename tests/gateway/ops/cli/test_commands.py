@@ -254,14 +254,16 @@ class Refusing(SilentHandler):
         self.wfile.write(body)
 
 
-@pytest.mark.parametrize(("options", "status"), [((), 401), (("--api-key", "a-key"), 403)])
+@pytest.mark.parametrize(
+    ("options", "status", "key"), [((), 401, "a key"), (("--api-key", "a-key"), 403, "an admin key")]
+)
 def test_owners_that_may_not_ask_names_where_a_key_is_given(
-    kvgate: Kvgate, options: tuple[str, ...], status: int
+    kvgate: Kvgate, options: tuple[str, ...], status: int, key: str
 ) -> None:
     with in_thread(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)) as server:
         url = f"http://127.0.0.1:{server.server_port}"
         result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url, *options)
-    said = f"the gateway refused ({status}): Not you. Give an admin key by --api-key or KVGATE_API_KEY."
+    said = f"the gateway refused ({status}): Not you. Give {key} by --api-key or KVGATE_API_KEY."
     assert one_line_error(result) == f"kvgate: {said}"
 
 
