@@ -24,7 +24,7 @@ from gateway.settings.billing_settings import BillingSettings, time_zone
 
 _LENGTHS = {"hour": None, "day": len("2026-11-28"), "month": len("2026-11")}
 """How much of an hour's name is that of its day or month."""
-_TIME = re.compile(r"\d{4}-\d\d(-\d\d(T\d\d)?)?")
+_TIME = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01])(T([01]\d|2[0-3]))?)?")
 _GROUPS = Row._fields
 _FORMATS = ("json", "csv")
 _KNOWN = ("from", "to", "by", "group", "tenant", "format")
@@ -89,6 +89,8 @@ class UsageReport:
         for name, moment in (("from", first), ("to", last)):
             if not _TIME.fullmatch(moment):
                 raise bad_field(name, "give a month, a day or an hour: 2026-11, 2026-11-28 or 2026-11-28T14.")
+        if last < first[: len(last)]:
+            raise bad_field("to", f"{last} is before {first}, the beginning.")
         by = _one_of(parameters, "by", "month", tuple(_LENGTHS))
         _one_of(parameters, "format", "json", _FORMATS)
         groups = tuple(name for name in parameters.get("group", "tenant,model").split(",") if name)

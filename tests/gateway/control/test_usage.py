@@ -51,6 +51,7 @@ async def asked(report: UsageReport, caller: Caller = ADMIN, **query: str) -> An
         ({"by": "month", "group": ""}, {("2026-09",): 2, ("2026-10",): 7, ("2026-11",): 1}),
         ({"from_": "2026-10", "to": "2026-10", "by": "day", "group": ""}, {("2026-10-01",): 3, ("2026-10-25",): 4}),
         ({"from_": "2026-10-25", "to": "2026-10-25", "group": "model"}, {("2026-10", "chat"): 4}),
+        ({"from_": "2026-10-25T02", "to": "2026-10", "group": "model"}, {("2026-10", "chat"): 4}),
         (
             {"from_": "2026-10-25T02", "to": "2026-10-25T02", "by": "hour", "group": ""},
             {("2026-10-25T02+0100",): 2, ("2026-10-25T02+0200",): 2},
@@ -96,6 +97,10 @@ async def test_csv_has_exact_money_and_no_formulas(report: UsageReport) -> None:
     [
         ({"from_": "yesterday"}, "from"),
         ({"to": "2026-1-1"}, "to"),
+        ({"from_": "2026-13"}, "from"),
+        ({"to": "2026-11-32"}, "to"),
+        ({"to": "2026-11-28T24"}, "to"),
+        ({"from_": "2026-12", "to": "2026-11-30"}, "to"),
         ({"by": "week"}, "by"),
         ({"group": "replica"}, "group"),
         ({"format": "xml"}, "format"),
