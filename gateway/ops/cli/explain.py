@@ -45,6 +45,8 @@ def explain(
       kvgate explain 5d41402abc4b2a76b9719d911017c592
       kvgate explain my-own-id --tenant research --json
     """
+    if not request_id:
+        raise typer.BadParameter("it is empty", param_hint="REQUEST_ID")
     query = f"?tenant={quote(tenant, safe='')}" if tenant is not None else ""
     url = f"{gateway_url(gateway, state_dir)}/v1/decisions/{quote(request_id, safe='')}{query}"
     answer = ask("GET", url, api_key, "decisions")

@@ -236,6 +236,12 @@ def test_a_key_that_no_header_takes_is_refused_before_it_is_sent(kvgate: Kvgate)
             assert key not in result.stderr
 
 
+def test_explain_asks_for_no_request_without_an_id(kvgate: Kvgate) -> None:
+    result = kvgate.call("explain", "", "--gateway", "http://127.0.0.1:9")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Invalid value for REQUEST_ID: it is empty" in result.stderr
+
+
 def test_owners_names_a_gateway_that_does_not_answer(kvgate: Kvgate) -> None:
     url = f"http://127.0.0.1:{kvgate.port}"
     result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url)
