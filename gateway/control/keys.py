@@ -282,7 +282,8 @@ def _read(model: type[_Body], body: bytes) -> _Body:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "body"
-        raise bad_field(field, f"{first['msg'][:1].lower()}{first['msg'][1:]}.") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise bad_field(field, f"{message[:1].lower()}{message[1:]}.") from None
 
 
 def _record(signer: Signer, key: KeyRecord) -> Record:

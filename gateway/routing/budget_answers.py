@@ -41,8 +41,8 @@ def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
     if is_settled:
         retry_s = max(1, math.ceil(budget.ends_s - now_s))
         message = (
-            f"Of the {_words(budget)} of {_amount(budget, budget.limit, currency)}, {left} is left, and {may_cost}. "
-            f"A new one begins at {_time(budget.ends_s)}."
+            f"The {_words(budget)} has {left} of {_amount(budget, budget.limit, currency)} left, and {may_cost}. "
+            f"It is full again at {_time(budget.ends_s)}."
         )
         if spent.settled < budget.limit:
             message += " A request with a smaller max_tokens may still fit."
@@ -51,7 +51,7 @@ def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
         message = f"Redis is away, and this gateway's part of the {_words(budget)} is used up. Retry in {_SOON_S} s."
     else:
         message = (
-            f"Of the {_words(budget)}, {left} is left, but requests in flight may take it, and {may_cost}. Retry in "
+            f"The {_words(budget)} has {left} left, but requests in flight may take it, and {may_cost}. Retry in "
             f"{_SOON_S} s."
         )
     return ApiError(429, "budget_reserved", message, headers={"retry-after": str(_SOON_S)})

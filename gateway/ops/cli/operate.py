@@ -136,6 +136,9 @@ def budgets(
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
+    if not answer["budgets"]:
+        typer.echo("No budgets that your key may see.")
+        return
     from gateway.ops.cli.tables import print_budgets
 
     print_budgets(all_printable(answer["budgets"]), printable(answer["currency"]))

@@ -93,11 +93,13 @@ def print_usage(answer: dict[str, Any]) -> None:
 
 def print_budgets(budgets: Iterable[dict[str, Any]], currency: str) -> None:
     """Print the answer of /v1/budgets."""
-    table = _table("tenant", "key", "per", "unit", "budget", "spent", "reserved", "left", "opens again")
+    table, amounts = _table("tenant", "key", "per", "unit"), ("budget", "spent", "reserved", "left")
+    for name in amounts:
+        table.add_column(name, justify="right")
+    table.add_column("opens again")
     for one in budgets:
         is_money = one["unit"] == "money"
-        amounts = (one[name] for name in ("budget", "spent", "reserved", "left"))
-        shown = [f"{amount:.4f}" if is_money else str(amount) for amount in amounts]
+        shown = [f"{one[name]:,.4f}" if is_money else f"{one[name]:,}" for name in amounts]
         opens = datetime.fromtimestamp(one["opens_again_s"], UTC).strftime("%Y-%m-%d %H:%M UTC")
         unit = currency if is_money else "tokens"
         table.add_row(*map(escape, [one["tenant"], one["key"] or "-", one["per"], unit, *shown, opens]))

@@ -251,5 +251,5 @@ async def test_a_budget_that_cannot_be_is_refused(root: Holder, budget: dict[str
     with pytest.raises(ApiError) as refused:
         await root.create(budgets=[budget])
     assert refused.value.status == 400
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError, match=r"\bbudgets: two budgets of money per month"):
         await root.create(budgets=[MONTHLY, MONTHLY | {"money": 5.0}])

@@ -47,8 +47,8 @@ def test_a_refusal_says_for_how_long_and_requests_in_flight_are_no_reason_to_wai
 def test_a_request_that_would_fit_if_it_were_smaller_is_told_so() -> None:
     error = budget_refused(OverBudget([(DAY, Spent("1", 900, 0), 150)]), ENDS_S, "USD")
     assert error.message == (
-        "Of the daily budget of your API key of 1000 tokens, 100 tokens is left, and this request may take 150 tokens. "
-        "A new one begins at 2026-11-29T00:00:00Z. A request with a smaller max_tokens may still fit."
+        "The daily budget of your API key has 100 tokens of 1000 tokens left, and this request may take 150 tokens. "
+        "It is full again at 2026-11-29T00:00:00Z. A request with a smaller max_tokens may still fit."
     )
 
 

@@ -95,6 +95,7 @@ def test_mistakes_are_told_in_one_line(kvgate: Kvgate) -> None:
 
 
 def test_a_keys_budgets_are_typed_like_amounts_and_shown_with_what_is_spent(kvgate: Kvgate) -> None:
+    assert typed(kvgate, "budgets").stdout == "No budgets that your key may see.\n"
     options = ("--budget", "month=100.00", "--budget", "day=1000000tokens")
     made = typed(kvgate, "keys", "create", "intern", "--tenant", "research", *options)
     assert made.returncode == 0, made.stderr
@@ -105,7 +106,7 @@ def test_a_keys_budgets_are_typed_like_amounts_and_shown_with_what_is_spent(kvga
         return [line.split()[:8] for line in shown if "intern" in line]
 
     assert wait_until(rows) == [
-        ["research", "intern", "day", "tokens", "1000000", "0", "0", "1000000"],
+        ["research", "intern", "day", "tokens", "1,000,000", "0", "0", "1,000,000"],
         ["research", "intern", "month", "USD", "100.0000", "0.0000", "0.0000", "100.0000"],
     ]
     assert wait_until(lambda: serve(kvgate, made.stdout.strip()) == {200})
