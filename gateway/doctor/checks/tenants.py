@@ -14,7 +14,7 @@ from gateway.settings.queue_settings import NO_LIMITS
 WITHOUT_KEY = FindingKind(
     "tenant-without-key",
     "warning",
-    "no request is of this tenant, so its weight, priority and limits do nothing",
+    "no request is of this tenant, so its weight, priority, limits and budgets do nothing",
     "name it as the `tenant` of a key in security.api_keys, or remove it from `tenants`",
 )
 PER_POOL = FindingKind(
@@ -67,8 +67,8 @@ PRIORITY = FindingKind(
 )
 
 
-def findings(settings: GatewaySettings) -> Iterator[Finding]:
-    """What contradicts itself in one configuration."""
+def findings(settings: GatewaySettings, served: frozenset[str] = frozenset()) -> Iterator[Finding]:
+    """What contradicts itself in one configuration, or with the names that replicas serve."""
     has_others = settings.security.records_secret is not None  # keys that were made while gateways ran are in Redis
     named = {key.tenant for key in settings.security.api_keys} or {NOBODY}
     for tenant in settings.tenants:
@@ -80,13 +80,14 @@ def findings(settings: GatewaySettings) -> Iterator[Finding]:
     if limited and is_cluster(settings.redis.url):
         yield PER_POOL.seen("tenants", f"limits or budgets of {', '.join(limited)}, and redis.url is a Redis Cluster")
     if any(budget.unit == "money" for _, _, budgets in accounts for budget in budgets):
-        yield from _without_price(settings)
+        yield from _without_price(settings, served)
     yield from _of_queue(settings)
 
 
-def _without_price(settings: GatewaySettings) -> Iterator[Finding]:
+def _without_price(settings: GatewaySettings, served: frozenset[str]) -> Iterator[Finding]:
     priced = {price.model for price in settings.billing.prices}
-    free = [model.name for model in settings.models if model.name not in priced]
+    aliases = {alias for model in settings.models for alias in model.aliases}
+    free = sorted(({model.name for model in settings.models} | served) - aliases - priced)
     if not priced:
         yield FREE_MODEL.seen("billing", "budgets in money, and no prices in billing.prices")
     elif free:
@@ -119,7 +120,9 @@ def configured(evidence: Evidence) -> Iterator[Result]:
     if isinstance(evidence.settings, Unknown):
         yield Unchecked("configuration", "whether its settings contradict each other", evidence.settings.why)
     elif evidence.settings is not None:
-        yield from findings(evidence.settings)
+        replicas = [replica for pool in evidence.pools for replica in pool.replicas]
+        cards = [card for each in replicas if not isinstance(each.cards, Unknown) for card in each.cards]
+        yield from findings(evidence.settings, frozenset(card.id for card in cards))
 
 
 CHECKS = (configured,)

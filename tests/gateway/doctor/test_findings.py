@@ -42,7 +42,7 @@ def unfollowed(**changes: Any) -> Evidence:
 FOUND = {"discovery": {"kubernetes": {"service": "replica"}}}
 LIMITED = {"name": "a", "limits": {"concurrency": 8}}
 SPENDING = {"name": "a", "budgets": [{"per": "month", "money": 5}]}
-PRICED: dict[str, Any] = {"billing": {"prices": [{"model": "m", "output_per_mtok": 1}]}}
+PRICED: dict[str, Any] = {"billing": {"prices": [{"model": "sim", "output_per_mtok": 1}]}}
 LIMITED_KEY = {
     "api_keys": [{"name": "k", "sha256": "0" * 64, "tenant": "b", "limits": {"concurrency": 1}}],
     "share_cache": True,
@@ -220,6 +220,11 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
         set(),
     ),
     ("budget-without-price", with_settings(tenants=[SPENDING]), set()),
+    (
+        "budget-without-price",
+        with_settings(tenants=[SPENDING], billing={"prices": [{"model": "misspelt", "output_per_mtok": 1}]}),
+        set(),
+    ),
     (
         "budget-without-price",
         with_settings(tenants=[SPENDING], **PRICED, models=[{"name": "free", "backends": [{"match": {"model": "x"}}]}]),
