@@ -8,9 +8,10 @@ import time
 from itertools import count
 
 from bench.place import TOKENS_PER_KEY, random_keys
-from coordinator.placement import PlaceRequest
+from coordinator.placement import PlaceRequest, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
+from coordinator.spending import Bill
 
 CHAIN_KEYS = 40
 TOKENS = [TOKENS_PER_KEY * (i + 1) for i in range(CHAIN_KEYS)]
@@ -29,6 +30,11 @@ def known_chains() -> list[list[str]]:
 
 class Gateway:
     """A gateway's calls to the store for each of its requests."""
+
+    bill: Bill | None = None
+    """Of each request."""
+    used: Used | None = None
+    """What each request takes."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -50,12 +56,14 @@ class Gateway:
 
     async def _serve(self, chain: list[str]) -> float:
         reservation, seed = f"{self._pool.gateway}-{next(self._ids):x}", self._random.getrandbits(31)
-        request = PlaceRequest(reservation, chain, TOKENS, TOKENS[-1], PolicyKnobs(), seed, shape=SHAPE)
+        request = PlaceRequest(
+            *(reservation, chain, TOKENS, TOKENS[-1], PolicyKnobs(), seed), shape=SHAPE, bill=self.bill
+        )
         started = time.perf_counter()
         placement = await self._pool.place(request)
         took_us = (time.perf_counter() - started) * 1e6
         assert placement is not None, "the pool has lost its replicas"
         self._pool.first_token(reservation)
         await asyncio.sleep(0)  # a stream's first token and its end never come in the same turn of the loop
-        self._pool.done(reservation)
+        self._pool.done(reservation, self.used)
         return took_us

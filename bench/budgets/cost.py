@@ -1,0 +1,52 @@
+"""Redis' time of a request with no budget, one, and two: the same placements and settlements, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from statistics import median
+from typing import Any
+
+from bench.embedded import info, open_pool, usage
+from bench.store.requests import TOKENS, Gateway
+from coordinator.placement import Used
+from coordinator.redis.wire import Wire
+from coordinator.spending import AccountBudget, Bill, Per
+
+
+async def cost(url: str, replicas: int, requests: int, rounds: int) -> list[dict[str, Any]]:
+    """Settings take turns on one pool, each round in another order."""
+    wire, pool, _ = await open_pool(url, f"bench-{replicas}", "bench.0", replicas)
+    pers: list[tuple[Per, str]] = [("month", "2026-11"), ("day", "2026-11-28")]
+    budgets = [AccountBudget("a", per, "money", 10**17, 0.8, name, 2**31, f"{name}/money/a") for per, name in pers]
+    bills = [None, *(Bill(tuple(budgets[:many]), 1000, 100, 4000, 0, TOKENS[-1], 200) for many in (1, 2))]
+    found: list[list[tuple[float, float]]] = [[] for _ in bills]
+    gateway = Gateway(pool)
+    gateway.used = Used(900, 300, 900_000)
+    await gateway.learn()
+    for _ in range(rounds):
+        for at in random.sample(range(len(bills)), len(bills)):
+            gateway.bill = bills[at]
+            found[at].append(await _turn(wire, gateway, requests))
+    await wire.close()
+    return [{"replicas": replicas, "budgets": at, **_medians(turns, found[0])} for at, turns in enumerate(found)]
+
+
+async def _turn(wire: Wire, gateway: Gateway, requests: int) -> tuple[float, float]:
+    """The time of scripts and Redis' CPU time for a request, in us."""
+    await wire.send("CONFIG", "RESETSTAT")
+    before = await usage(wire)
+    for _ in range(requests):
+        await gateway.serve()
+    await asyncio.sleep(0.01)  # the last settlements
+    cpu_s = (await usage(wire)).cpu_s - before.cpu_s
+    _, _, script_us = (await info(wire, "commandstats"))["cmdstat_evalsha"].partition("usec=")
+    return int(script_us.partition(",")[0]) / requests, cpu_s * 1e6 / requests
+
+
+def _medians(turns: list[tuple[float, float]], without: list[tuple[float, float]]) -> dict[str, float]:
+    found = {}
+    for at, name in enumerate(("script", "cpu")):
+        found[f"{name}_us"] = median(turn[at] for turn in turns)
+        found[f"{name}_ratio"] = median(turn[at] / none[at] for turn, none in zip(turns, without, strict=True))
+    return found
