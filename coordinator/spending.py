@@ -90,12 +90,12 @@ class Bill:
         """What it takes of a budget at most, on a replica that lacks so many tokens of its prompt: as spending.weigh in
         lua/lib/spending.lua."""
         if budget.unit == "tokens":
-            return Most(uncached_tokens + self.output_tokens, uncached_tokens, self._fastest)
+            return Most(max(1, uncached_tokens + self.output_tokens), uncached_tokens, self._fastest)
         cached_tokens = max(0, self.prompt_tokens - uncached_tokens)
         prompt = uncached_tokens * self.uncached_per_mtok + cached_tokens * self.cached_per_mtok
         answer = self.output_tokens * self.output_per_mtok
         return Most(
-            self.fixed_nanos - (-(prompt + answer) // MTOK),
+            max(self.fixed_nanos - (-(prompt + answer) // MTOK), min(1, self.uncached_per_mtok + self.output_per_mtok)),
             self.fixed_nanos - (-prompt // MTOK),
             -(-self._fastest * self.output_per_mtok // MTOK),
         )

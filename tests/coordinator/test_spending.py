@@ -340,3 +340,27 @@ async def test_what_is_spent_is_read_as_0_where_nobody_has_spent(
         await client.set(KEYS.spending, "no hash")
         with pytest.raises(StoreRefused):
             await read_spent([one], [budget(1000)])
+
+
+@pytest.mark.parametrize(
+    ("unit", "is_free", "is_let_in"), [("money", False, False), ("tokens", True, False), ("money", True, True)]
+)
+async def test_a_prompt_that_nobody_reads_is_refused_when_the_budget_is_used_up_unless_it_is_free(
+    redis_server: RedisServer, client: redis.Redis, unit: Any, is_free: bool, is_let_in: bool
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        within = budget(100, unit)
+        asked = [costly(name, within, prompt=0) for name in ("first", "next")]
+        for each in asked:
+            each.bill = Bill((within,), *(0, 0, 0) if is_free else (10**6, 10**5, 10**6), 0, 0, 0)
+        await placed(one, asked[0])
+        await drained(one)
+        assert (await spent(client, within.name))[1] == (0 if is_let_in else 1)
+        one.done("first", took(100, 100))
+        await drained(one)
+        if is_let_in:
+            await placed(one, asked[1])
+        else:
+            with pytest.raises(OverBudget) as refused:
+                await one.place(asked[1])
+            assert refused.value.blocking()[3]

@@ -50,8 +50,9 @@ local function spending_of(tenants_key, leased_key)
     return life
   end
 
-  -- What a request costs at most on a replica that has `cached` tokens of its prompt: `bill` is as for `place`. Returns what
-  -- it takes of each budget, whether one of these is in its way, and what is spent of each: "<life>", and for each
+  -- What a request costs at most on a replica that has `cached` tokens of its prompt: `bill` is as for `place`. If its
+  -- model has a price, that is never nothing: its prompt may be unread, and a budget that is used up must refuse it. Returns
+  -- what it takes of each budget, whether one of these is in its way, and what is spent of each: "<life>", and for each
   -- " / <settled> <held>".
   function spending.weigh(bill, uncached, cached)
     local fixed, output, uncached_price, cached_price, output_price, pace =
@@ -63,8 +64,9 @@ local function spending_of(tenants_key, leased_key)
       if string.find(name, '/money/', 1, true) then
         budget.prompt, budget.per_s = fixed + math.ceil(prompt_nanos / MTOK), math.ceil(pace * output_price / MTOK)
         budget.most = fixed + math.ceil((prompt_nanos + output * output_price) / MTOK)
+        budget.most = math.max(budget.most, math.min(1, uncached_price + output_price))
       else
-        budget.prompt, budget.per_s, budget.most = uncached, pace, uncached + output
+        budget.prompt, budget.per_s, budget.most = uncached, pace, math.max(1, uncached + output)
       end
       budgets[#budgets + 1] = budget
       fields[#fields + 1], fields[#fields + 2] = 'settled ' .. name, 'held ' .. name
