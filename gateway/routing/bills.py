@@ -78,6 +78,6 @@ class Bills:
 def budget_of(account: str, told: BudgetSettings, windows: Windows, at_s: float) -> AccountBudget:
     """A budget in the window of a moment."""
     window = windows.at(at_s, told.per)
-    limit = round(told.amount * NANOS) if told.unit == "money" else int(told.amount)
+    limit = max(1, round(told.amount * NANOS)) if told.unit == "money" else int(told.amount)
     name = f"{window.name}/{told.unit}/{account}"
     return AccountBudget(account, told.per, told.unit, limit, told.soft, *window, name)

@@ -109,3 +109,10 @@ def test_an_answer_costs_at_most_its_limit_or_as_much_as_99_of_100_for_each_choi
     bill = bills().of(job(Caller("team", False), **changes), clock_at(BEFORE_MIDNIGHT_MS), most_tokens)
     assert bill is not None
     assert bill.output_tokens == expected
+
+
+def test_the_smallest_budget_is_no_division_by_zero() -> None:
+    tiny = BudgetSettings(per="day", money=1e-10)
+    bill = bills().of(job(Caller("team", False, budgets=(tiny,), is_recorded=True)), clock_at(BEFORE_MIDNIGHT_MS), 0)
+    assert bill is not None
+    assert bill.budgets[-1].limit == 1
