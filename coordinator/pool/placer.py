@@ -127,6 +127,8 @@ class Placer:
             if isinstance(placement, Exhausted):
                 raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left, placement.at)
             if isinstance(placement, OverBudgets):
+                assert request.bill is not None
+                self._reservations.spent.told(request.bill, placement.spent)
                 if request.waited_s:  # its seat had reserved of its limits
                     self._settlements.soon("done", request.reservation, NOTHING)
                 raise over_budget(request, placement)

@@ -78,7 +78,7 @@ class SpentSums:
                 self._new.add(budget.name)
 
     def told(self, bill: Bill, spent: tuple[Spent, ...]) -> None:
-        """A placement has told what is spent."""
+        """The answer to a placement has told what is spent."""
         for budget, each in zip(bill.budgets, spent, strict=True):
             one = self._sum(budget)
             if each.life == one.life or (one.life == _NO_LIFE and not one.had):
@@ -86,6 +86,14 @@ class SpentSums:
 
     def seen(self, budget: AccountBudget) -> int | None:
         """What all gateways have settled of a budget, as the store told last; None if it has told nothing."""
+        if spent:
+            self._lives(spent[0].life)
+
+    def _lives(self, life: str) -> None:
+        """This is the life of the store's hash now. If it has another one, it was lost."""
+        was_lost, self._life = self._life not in (_NO_LIFE, life), life
+        if was_lost:
+            self.on_lost()
         one = self._sums.get(budget.name)
         return one.seen if one is not None and one.life != _NO_LIFE else None
 
@@ -138,8 +146,7 @@ class SpentSums:
         life, *settled = (word.decode("ascii", "replace") for word in reply)
         for name, seen in zip(settled[::2], settled[1::2], strict=True):
             if (one := self._sums.get(name)) is not None:
-                one.had = max(told[name], one.had) if one.life == life else told[name]
-                one.seen, one.life = int(seen), life
-        was_lost, self._life = self._life not in (_NO_LIFE, life), life
-        if was_lost:
-            self.on_lost()
+                is_same = one.life == life  # then the answers to two calls may be heard in any order
+                one.had = max(told[name], one.had) if is_same else told[name]
+                one.seen, one.life = max(int(seen), one.seen) if is_same else int(seen), life
+        self._lives(life)

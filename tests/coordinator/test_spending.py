@@ -364,3 +364,32 @@ async def test_a_prompt_that_nobody_reads_is_refused_when_the_budget_is_used_up_
             with pytest.raises(OverBudget) as refused:
                 await one.place(asked[1])
             assert refused.value.blocking()[3]
+
+
+async def test_a_gateway_knows_from_a_refusal_what_is_spent(redis_server: RedisServer) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(COST)
+        await placed(one, costly("all", within))
+        one.done("all", took(COST))
+        await drained(one)
+        assert other.reservations.spent.seen(within) is None
+        with pytest.raises(OverBudget):
+            await other.place(costly("more", within))
+        assert other.reservations.spent.seen(within) == COST
+
+
+async def test_a_deleted_hash_is_raised_when_the_next_request_is_placed(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Not only when one ends: a budget that is used up would be open until then."""
+    async with two_gateways(redis_server) as (one, _):
+        within = budget(1000)
+        await placed(one, costly("before", within))
+        one.done("before", took(900))
+        await drained(one)
+        await client.delete(KEYS.spending)
+        await placed(one, costly("next", within))
+        await drained(one)
+        assert await spent(client) == (900, COST)
+        with pytest.raises(OverBudget):
+            await one.place(costly("more", within))
