@@ -131,7 +131,8 @@ class Reservations:
         soon."""
         self.keep(reservation)
         self.settlements.to_adopt.add(reservation.id)
-        if reservation.budget is not None and self._link.wire is not None and self._counting is None:
+        has_accounts = reservation.budget is not None or reservation.bill is not None
+        if has_accounts and self._link.wire is not None and self._counting is None:
             self._counting = asyncio.get_running_loop().call_later(_COUNTED_SOON_S, self.count_adopted)
 
     def count_adopted(self) -> None:

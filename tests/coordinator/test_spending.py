@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 from coordinator.errors import OverBudget, StoreRefused
 from coordinator.maintenance.reaper import Reaper
-from coordinator.placement import NOTHING, Placement, PlaceRequest, Used
+from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.account_spending import OldBudgets, read_spent
 from coordinator.pool.pool import Pool
@@ -20,6 +20,7 @@ from tests.account_limits import limits_of
 from tests.coordinator.queueing import asking, queued, two_gateways
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, now_ms, register
 from tests.redis_server import RedisServer
+from tests.polling import eventually
 
 PLENTY = PolicyKnobs()
 NAME = "2026-11/money/t"
@@ -393,3 +394,16 @@ async def test_a_deleted_hash_is_raised_when_the_next_request_is_placed(
         assert await spent(client) == (900, COST)
         with pytest.raises(OverBudget):
             await one.place(costly("more", within))
+
+
+async def test_a_request_that_was_placed_without_the_store_is_told_soon(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Not only with the next heartbeat: meanwhile the store is there, and lets others in."""
+    async with two_gateways(redis_server) as (one, _):
+        one.adopt(Reservation("a", "r0", "life1", 10, "-", bill=costly("a", budget(1000)).bill, uncached_tokens=10))
+
+        async def is_held() -> bool:
+            return await spent(client) == (0, COST)
+
+        await eventually(is_held)
