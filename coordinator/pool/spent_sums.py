@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from coordinator.errors import StoreError
@@ -120,10 +121,12 @@ class SpentSums:
     # -- what the store is told --------------------------------------------------------------------------------
 
     def take(self) -> tuple[str, Callable[[Any], None] | None]:
-        """What is new, as `settle` takes it, and whom to give the reply; "" and None if nothing is."""
+        """What is new, as `settle` takes it, and whom to give the reply; "" and None if nothing is. If very much is, a
+        later call takes the rest."""
         if not self._new:
             return "", None
-        names, self._new = self._new, set()
+        names = set(islice(self._new, _AT_ONCE))
+        self._new -= names
         return self._text(names)
 
     def take_all(self) -> list[tuple[str, Callable[[Any], None]]]:

@@ -15,6 +15,7 @@ from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation,
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.account_spending import OldBudgets, read_spent
 from coordinator.pool.pool import Pool
+from coordinator.pool.spent_sums import SpentSums
 from coordinator.spending import AccountBudget, Bill
 from tests.account_limits import limits_of
 from tests.coordinator.queueing import asking, queued, two_gateways
@@ -407,3 +408,13 @@ async def test_a_request_that_was_placed_without_the_store_is_told_soon(
             return await spent(client) == (0, COST)
 
         await eventually(is_held)
+
+
+def test_a_call_tells_some_hundred_sums_and_the_next_one_the_rest() -> None:
+    """Redis' Lua cannot take any number of values at once."""
+    sums, told = SpentSums(), []
+    for number in range(1100):
+        sums.settle(Bill((budget(9, account=f"t{number}"),), 0, 0, 0, 0, 0, 0), took(1))
+    while sums.has_new:
+        told.append(sums.take()[0].count(" / "))
+    assert told == [500, 500, 100]
