@@ -48,6 +48,7 @@ if #seats > 0 then
 end
 local left = #ids - count + math.max(0, #seats - (at_most - count))
 if left == 0 then
+  spending.lapse_others(now)
   redis.call('HDEL', gateways_key, gateway)
   redis.pcall('HDEL', holds_key, gateway)
   redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)

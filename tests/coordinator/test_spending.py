@@ -20,8 +20,8 @@ from coordinator.spending import AccountBudget, Bill
 from tests.account_limits import limits_of
 from tests.coordinator.queueing import asking, queued, two_gateways
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, now_ms, register
-from tests.redis_server import RedisServer
 from tests.polling import eventually
+from tests.redis_server import RedisServer
 
 PLENTY = PolicyKnobs()
 NAME = "2026-11/money/t"
@@ -395,6 +395,26 @@ async def test_a_deleted_hash_is_raised_when_the_next_request_is_placed(
         assert await spent(client) == (900, COST)
         with pytest.raises(OverBudget):
             await one.place(costly("more", within))
+
+
+async def test_what_a_dead_gateway_holds_on_a_replica_that_is_gone_is_freed_too(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        asked = costly("a", budget(1000))
+        adopted = Reservation("a", "r0", "a life before", 10, "-", bill=asked.bill, placed_ms=await now_ms(client))
+        adopted.uncached_tokens = 10
+        one.adopt(adopted)
+        one.reservations.count_adopted()
+        await drained(one)
+        assert await spent(client) == (0, COST)
+        assert await client.exists(KEYS.flight("gw0")) == 0
+        await client.hset(KEYS.gateways, "gw0", f"{one.link.epoch} 1")
+        await Reaper(other).give_back(["gw0"])
+        settled, held = await spent(client)
+        assert held == 0
+        assert settled <= COST
+        assert 3500 < await client.ttl(KEYS.leased("gw0")) <= 3600
 
 
 async def test_a_request_that_was_placed_without_the_store_is_told_soon(

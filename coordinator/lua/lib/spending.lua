@@ -163,6 +163,16 @@ local function spending_of(tenants_key, leased_key)
     redis.pcall('EXPIRE', leased_key, LATE_S)
   end
 
+  -- The same of all that it held: a request may hold something and be nowhere in flight, because its replica is gone.
+  function spending.lapse_others(now)
+    local leased = redis.pcall('HGETALL', leased_key)
+    for i = 1, #leased, 2 do
+      if not string.find(leased[i + 1], '^%d+/lost ') then
+        spending.lapse(leased[i], now)
+      end
+    end
+  end
+
   -- Adds what a gateway process has settled. `text` has, for each of some hundred budgets, " / <budget> <life> <in all>
   -- <the part that this life has> <what all gateways had settled then>". Returns the life, and for each the budget and
   -- what is settled now.
