@@ -36,6 +36,8 @@ class _Sum:
     """What all gateways have settled, as the store told last."""
     held: int = 0
     """By requests of this gateway in flight."""
+    elsewhere: int = 0
+    """By those of other gateways, as the store told last."""
 
     @property
     def unsettled(self) -> int:
@@ -84,9 +86,6 @@ class SpentSums:
             one = self._sum(budget)
             if each.life == one.life or (one.life == _NO_LIFE and not one.had):
                 one.life, one.seen = each.life, max(one.seen, each.settled)
-
-    def seen(self, budget: AccountBudget) -> int | None:
-        """What all gateways have settled of a budget, as the store told last; None if it has told nothing."""
         if spent:
             self._lives(spent[0].life)
 
@@ -95,8 +94,25 @@ class SpentSums:
         was_lost, self._life = self._life not in (_NO_LIFE, life), life
         if was_lost:
             self.on_lost()
+
+    def seen(self, budget: AccountBudget) -> int | None:
+        """What all gateways have settled of a budget, as the store told last; None if it has told nothing."""
         one = self._sums.get(budget.name)
         return one.seen if one is not None and one.life != _NO_LIFE else None
+
+    def told_held(self, budget: AccountBudget, told: int, own: int) -> None:
+        """A placement has told what is held of a budget. `own` is what this gateway holds, in all pools."""
+        self._sum(budget).elsewhere = max(0, told - own)
+
+    def held(self, budget: AccountBudget) -> int:
+        """What requests of this gateway in flight can cost."""
+        one = self._sums.get(budget.name)
+        return one.held if one is not None else 0
+
+    def elsewhere(self, budget: AccountBudget) -> int:
+        """The same of other gateways, as the store told last."""
+        one = self._sums.get(budget.name)
+        return one.elsewhere if one is not None else 0
 
     def unsettled(self, budget: AccountBudget) -> int:
         """What this gateway has spent since, and what its requests in flight can cost."""

@@ -21,7 +21,7 @@ import structlog
 
 from coordinator.accounts import AccountLimits, Left
 from coordinator.errors import NoRoom, OverBudget
-from coordinator.placement import NOTHING, PlaceRequest, Reservation, Used
+from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation, Used
 from coordinator.pool.pool import Pool
 from coordinator.pool.prefills import predicted_s
 from coordinator.pool.seats import RESTATED_S
@@ -229,7 +229,9 @@ class LocalQueue:
         for budget in request.bill.budgets:
             seen = max((known for each in sums if (known := each.seen(budget)) is not None), default=None)
             unsettled = sum(each.unsettled(budget) for each in sums)
-            others = budget.limit - (seen or 0) - local_budget(budget.limit, seen, pool.gateways)
+            elsewhere = max(each.elsewhere(budget) for each in sums)
+            part = local_budget(budget.limit, None if seen is None else seen + elsewhere, pool.gateways)
+            others = budget.limit - (seen or 0) - part
             most = request.bill.most(budget, request.prompt_tokens).amount
             spent = Spent("-", seen or 0, others + unsettled)
             is_over = is_over or 0 < most > budget.limit - spent.settled - spent.held
@@ -265,6 +267,15 @@ class LocalQueue:
         now_ms = time.monotonic() * 1000
         for limits, of in zip(request.limits.accounts if request.limits else (), left, strict=True):
             self._buckets.told(limits.account, of, self._active(limits.account), now_ms)
+
+    def told_spent(self, request: PlaceRequest, placement: Placement) -> None:
+        """The store told what requests in flight hold of the budgets of a request that it placed."""
+        sums = [each.reservations.spent for each in self._pools.values()]
+        for budget, spent in zip(request.bill.budgets if request.bill else (), placement.spent, strict=True):
+            assert request.bill is not None
+            own = sum(each.held(budget) for each in sums) - request.bill.most(budget, placement.backlog_tokens).amount
+            for each in sums:
+                each.told_held(budget, spent.held, own)
 
     # -- grants ------------------------------------------------------------------------------------------------
 

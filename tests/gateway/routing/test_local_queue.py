@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.accounts import AccountLimits, Left, Limits
 from coordinator.errors import NoRoom, OverBudget, OverLimit
-from coordinator.placement import NOTHING, PlaceRequest, Reservation, Seat, Standing, Used
+from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation, Seat, Standing, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord, surveyed_state
@@ -313,6 +313,21 @@ async def test_each_gateway_spends_its_part_of_what_was_left_when_the_store_told
         await alone.place(alone.asked("again", share=0, bill=bill))
     alone.pool.done("a1", Used(0, 4))
     assert await alone.place(alone.asked("fits", share=0, bill=bill), is_retry=True) in REPLICAS
+
+
+async def test_what_others_held_when_the_store_told_last_is_not_let_in_once_more() -> None:
+    alone, bill = Alone(), spending(100)
+    asked = alone.asked("placed", share=0, bill=bill)
+    where = ("r0", "1", "http://r0", "cold", 0, 0, 0, False, 0, 1, "", "", 0, "", False)
+    told = Placement(*where, spent=(Spent("1", 0, 80),))
+    alone.pool.placer.accept(asked, told)
+    alone.queue.told_spent(asked, told)
+    with pytest.raises(OverBudget):  # of the 20 that are left, two gateways have 10 each, and one runs here
+        await alone.place(alone.asked("more", share=0, bill=bill))
+    alone.pool.done("placed", NOTHING)
+    assert await alone.place(alone.asked("fits", share=0, bill=bill)) in REPLICAS
+    with pytest.raises(OverBudget):
+        await alone.place(alone.asked("last", share=0, bill=bill))
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(1000, 1), (999, 0), (2000, 2)])
