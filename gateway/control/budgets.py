@@ -1,9 +1,13 @@
-"""Shows what tenants and API keys have spent of their budgets."""
+"""Shows what tenants and API keys have spent of their budgets. Those of 10 000 keys are worked on in pieces, and
+requests run in between.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from coordinator.accounts import account_of_key, account_of_tenant
@@ -18,7 +22,10 @@ from gateway.request.keyring import Caller, Keyring
 from gateway.routing.bills import budget_of
 from gateway.routing.tenants import NOBODY
 from gateway.settings.billing_settings import time_zone
+from gateway.settings.budget_settings import BudgetSettings
 from gateway.settings.gateway_settings import GatewaySettings
+
+_PIECE = 500
 
 
 class _Line(NamedTuple):
@@ -44,35 +51,44 @@ class BudgetView:
 
     async def listed(self, caller: Caller) -> dict[str, Any]:
         """The budgets that a caller may see, and what is spent of each now. Raises ApiError."""
-        tenant = caller.tenant or NOBODY
+        tenant, found = caller.tenant or NOBODY, list[tuple[_Line, dict[str, Any]]]()
         try:
-            found = await self._spent(lambda line: caller.is_admin or line.tenant == tenant)
+            async for line, spent in self._spent(lambda each: caller.is_admin or each == tenant):
+                found.append((line, _shown(line, spent)))
         except StoreError as error:
             raise store_away(error) from None
-        return {"currency": self._currency, "budgets": [_shown(line, spent) for line, spent in found]}
+        found.sort(key=lambda each: (each[0].tenant, each[0].key, each[0].budget.ends_s))
+        return {"currency": self._currency, "budgets": [shown for _, shown in found]}
 
     async def used(self, most: int) -> list[tuple[AccountBudget, float]]:
         """How much of each budget is spent, as a part of it: those of which most is. Raises StoreError."""
-        found = await self._spent(lambda _: True)
-        parts = [(line.budget, spent.settled / line.budget.limit) for line, spent in found]
-        return sorted(parts, key=lambda each: -each[1])[:most]
+        parts = [(line.budget, spent.settled / line.budget.limit) async for line, spent in self._spent(lambda _: True)]
+        return nlargest(most, parts, key=lambda each: each[1])
 
-    async def _spent(self, is_asked: Callable[[_Line], bool]) -> list[tuple[_Line, Spent]]:
-        lines = [line for line in self._lines() if is_asked(line)]
-        pools = [self._store.pool(name) for name in self._store.pool_names()]
-        return list(zip(lines, await read_spent(pools, [line.budget for line in lines]), strict=True))
+    async def _spent(self, is_asked: Callable[[str], bool]) -> AsyncIterator[tuple[_Line, Spent]]:
+        """Of the tenants that are asked."""
+        pools, now_s = [self._store.pool(name) for name in self._store.pool_names()], time.time()
+        budgets = list(self._budgets(is_asked))
+        for start in range(0, len(budgets), _PIECE):
+            lines = [self._line(*each, now_s) for each in budgets[start : start + _PIECE]]
+            for found in zip(lines, await read_spent(pools, [line.budget for line in lines]), strict=True):
+                yield found
+            await asyncio.sleep(0)
 
-    def _lines(self) -> list[_Line]:
-        now_s, lines = time.time(), dict[str, _Line]()
+    def _budgets(self, is_asked: Callable[[str], bool]) -> Iterator[tuple[str, Caller | None, BudgetSettings]]:
+        """A tenant's own, and those of its keys: each once, though the keys of a rotation share them."""
         for tenant, budgets in self._tenants.items():
-            for each in budgets:
-                budget = budget_of(account_of_tenant(tenant), each, self._windows, now_s)
-                lines[budget.name] = _Line(tenant, "", "", budget)
-        for caller in self._keyring.callers():
-            for each in caller.budgets:
-                budget = budget_of(account_of_key(caller.account), each, self._windows, now_s)
-                lines[budget.name] = _Line(caller.tenant or NOBODY, caller.key, caller.id, budget)
-        return sorted(lines.values(), key=lambda line: (line.tenant, line.key, line.budget.ends_s))
+            if is_asked(tenant):
+                yield from ((tenant, None, each) for each in budgets)
+        callers = {caller.account: caller for caller in self._keyring.callers() if caller.budgets}
+        for caller in callers.values():
+            if is_asked(caller.tenant or NOBODY):
+                yield from ((caller.tenant or NOBODY, caller, each) for each in caller.budgets)
+
+    def _line(self, tenant: str, caller: Caller | None, told: BudgetSettings, now_s: float) -> _Line:
+        account = account_of_tenant(tenant) if caller is None else account_of_key(caller.account)
+        budget = budget_of(account, told, self._windows, now_s)
+        return _Line(tenant, caller.key if caller else "", caller.id if caller else "", budget)
 
 
 def _shown(line: _Line, spent: Spent) -> dict[str, Any]:
