@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import orjson
@@ -120,3 +121,18 @@ async def test_an_answer_that_would_be_too_large_says_how_to_ask_for_less(
     assert len((await asked(report, group=""))["rows"]) == 3
     with pytest.raises(ApiError, match="fewer groups"):
         await asked(report, group="tenant,key")
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+async def test_requests_run_while_10_000_rows_are_written(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    hour = {Row("team", f"key{number}", "chat"): CHAT for number in range(10_000)}
+    monkeypatch.setitem(HOURS, "2026-11-02T00+0100", hour)
+    report = UsageReport(BillingSettings(time_zone="Europe/Berlin"), cast("UsageStore", Hours()))
+    asked = {"from": "2026-11-02", "to": "2026-11-02", "group": "key", "format": kind}
+    answer = asyncio.get_running_loop().create_task(report(ADMIN, asked))
+    turns = 0
+    while not answer.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert answer.result()[0].count(b"key") >= 10_000
+    assert turns >= 10
