@@ -14,7 +14,6 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
@@ -177,4 +176,4 @@ def _pieces(counts: _Counts) -> Iterator[Rows]:
     for hour, rows in counts.items():
         found = list(rows.items())
         for start in range(0, len(found), _PIECE):
-            yield {hour: {row: replace(consumed) for row, consumed in found[start : start + _PIECE]}}
+            yield {hour: {row: consumed.copy() for row, consumed in found[start : start + _PIECE]}}

@@ -233,3 +233,9 @@ async def test_a_clock_that_crosses_an_hour_in_both_directions_loses_nothing_and
     await ledger.flush()
     by_hour = {hour: (await lossy.rows(hour))[CHAT].requests for hour in await lossy.hours()}
     assert by_hour == {"2026-11-30T23+0100": 3, "2026-12-01T00+0100": 2, "2027-01-10T00+0100": 1}
+
+
+def test_a_copy_of_what_was_consumed_has_all_its_figures() -> None:
+    consumed = Consumed(1, 2, 3, 4, 5, 6, 7, 8)
+    assert consumed.copy() == consumed
+    assert consumed.copy() is not consumed
