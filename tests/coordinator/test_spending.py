@@ -438,3 +438,15 @@ def test_a_call_tells_some_hundred_sums_and_the_next_one_the_rest() -> None:
     while sums.has_new:
         told.append(sums.take()[0].count(" / "))
     assert told == [500, 500, 100]
+
+
+async def test_windows_of_many_accounts_are_removed_some_at_a_time(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with joined(redis_server.url) as one:
+        await client.hset(KEYS.spending, mapping={f"settled 2020-02-02/money/t{number}": 1 for number in range(1100)})
+        left = list[int]()
+        for _ in range(3):
+            await OldBudgets(one).remove()
+            left.append(await client.hlen(KEYS.spending))
+        assert left == [600, 100, 0]
