@@ -209,7 +209,7 @@ class LocalQueue:
     def _charge(self, pool: Pool, request: PlaceRequest, is_retry: bool) -> None:
         """Count what a request takes of its accounts' minutes. Raises OverLimit. A request counts once: a retry takes
         only the tokens that the attempt before gave back, and the store has counted one that had a seat."""
-        if (over := self._over_budget(pool, request)) is not None:
+        if (over := self.over_budget(pool, request)) is not None:
             raise over
         limits = request.limits
         if limits is None or request.waited_s:
@@ -220,7 +220,7 @@ class LocalQueue:
         tokens = request.prompt_tokens + limits.output_tokens
         self._buckets.reserve(request.reservation, tokens, limits, pool.gateways, now_ms)
 
-    def _over_budget(self, pool: Pool, request: PlaceRequest) -> OverBudget | None:
+    def over_budget(self, pool: Pool, request: PlaceRequest) -> OverBudget | None:
         """Why its budgets leave no room in this gateway's part of them, if so."""
         if request.bill is None:
             return None
@@ -328,7 +328,7 @@ class LocalQueue:
         """Reserve for a request that waits. Without a replica, it is placed again."""
         pool, request = waiter.pool, waiter.request
         reservation: Reservation | Literal["again"] = "again"
-        if replica and self._over_budget(pool, request) is None:
+        if replica and self.over_budget(pool, request) is None:
             reservation = self._reserve(waiter, replica)
         if room.is_bounded and pool.name not in self._local and not self._store.is_up(pool.name):
             self._say_begin(pool, room)

@@ -289,12 +289,27 @@ class Router:
         return fallback_order(pool.records, job.served.shared, job.pinned, affinity_of(job))
 
     def _place_unshared(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
-        """Places a request on a replica whose id means another engine in the store. The store is told nothing of it."""
+        """Places a request on a replica whose id means another engine in the store. The store is told only what it
+        takes of budgets. Raises ApiError."""
         order = self.unshared_order(job)
         replica = first_usable(order, [each for each in order if self.failures.is_suspect(each)], request.tried)
         if replica is None:
             return None
         lives, urls = job.served.unshared, job.served.replicas
+        if request.bill is not None:
+            if (over := self._local.over_budget(pool, request)) is not None:
+                raise self._refused(job, request, over)
+            pool.adopt(
+                Reservation(
+                    request.reservation,
+                    replica,
+                    lives[replica],
+                    0,
+                    request.tip,
+                    bill=request.bill,
+                    uncached_tokens=request.prompt_tokens,
+                )
+            )
         return Ticket(pool, request, replica, lives[replica], urls[replica], "fallback", 0, None)
 
     def unshared_order(self, job: Job) -> list[str]:

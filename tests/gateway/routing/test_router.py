@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from coordinator.breaker import FAILURES
+from coordinator.placement import Used
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
+from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
 from gateway.replicas.fleet import Fleet
@@ -114,3 +118,22 @@ async def test_a_request_reserves_no_more_than_the_longest_context_of_its_model_
     limits = router.questions.ask(asked, router.pool(asked), (), "").limits
     assert limits is not None
     assert (limits.output_tokens, limits.most_tokens) == (8000 - 100, 8000)
+
+
+async def test_a_replica_of_which_the_store_knows_nothing_is_no_way_around_budgets() -> None:
+    """Its id means another engine there, so nothing is placed on it by the store."""
+    router, asked = lonely_router(), job(b"a" * 16)
+    budget = {"per": "day", "tokens": 12_000}
+    router.use(GatewaySettings(tenants=[{"name": "t", "budgets": [budget]}]))
+    asked.caller, asked.max_output_tokens = Caller("t", True), 10
+    asked.served.unshared.update(dict.fromkeys(REPLICAS, "another life"))
+    ticket = await router.place(asked, (), None)  # of a budget that was never seen, this gateway may spend 120
+    assert ticket is not None
+    with pytest.raises(ApiError) as refused:
+        await router.place(asked, (), None)
+    assert refused.value.code == "budget_reserved"
+    ticket.used = Used(20, 20)
+    for _ in range(2):
+        ticket.done()
+    assert ticket.request.bill is not None
+    assert router.pool(asked).reservations.spent.unsettled(ticket.request.bill.budgets[0]) == 20
