@@ -296,7 +296,7 @@ class Reservation:
     bill: Bill | None = None
     """None if it has no budgets."""
     placed_ms: int = 0
-    """Redis time; 0: it was placed without the store."""
+    """Redis time; 0: it was placed without the store, which had not told its time."""
     uncached_tokens: int = 0
     """When it was placed."""
 

@@ -7,6 +7,7 @@ calls that were lost with a connection.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -129,6 +130,7 @@ class Reservations:
         """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
         before, the store only hears what it took of limits. While an account may have too much elsewhere, that is told
         soon."""
+        reservation.placed_ms = reservation.placed_ms or self._link.clock.time_ms(time.monotonic())
         self.keep(reservation)
         self.settlements.to_adopt.add(reservation.id)
         has_accounts = reservation.budget is not None or reservation.bill is not None

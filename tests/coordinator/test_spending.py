@@ -450,3 +450,18 @@ async def test_windows_of_many_accounts_are_removed_some_at_a_time(
             await OldBudgets(one).remove()
             left.append(await client.hlen(KEYS.spending))
         assert left == [600, 100, 0]
+
+
+async def test_a_request_that_was_placed_without_the_store_costs_no_more_than_its_time_if_its_gateway_dies(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        bill = Bill((budget(10**12),), 10**6, 10**5, 2 * 10**6, 0, 10, 10**9)
+        one.adopt(Reservation("a", "r0", "life1", 10, "-", bill=bill, uncached_tokens=10))
+        one.reservations.count_adopted()
+        await drained(one)
+        await client.hset(KEYS.gateways, "gw0", f"{one.link.epoch} 1")
+        await Reaper(other).give_back(["gw0"])
+        settled, held = await spent(client)
+        assert held == 0
+        assert 10 <= settled < 10 + 2 * 500 * 30
