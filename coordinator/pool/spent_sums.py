@@ -6,10 +6,10 @@ sum goes what all gateways had settled when the store answered last: a store tha
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from coordinator.errors import StoreError
@@ -33,7 +33,9 @@ class _Sum:
     had: int = 0
     """The part of it that the store has."""
     seen: int = 0
-    """What all gateways have settled, as the store told last."""
+    """What all gateways have settled, as the store told last. It may have become less: a dead gateway has come back."""
+    seen_at: int = 0
+    """The number of the call that has told this."""
     held: int = 0
     """By requests of this gateway in flight."""
     elsewhere: int = 0
@@ -52,6 +54,8 @@ class SpentSums:
         self._new: set[str] = set()
         """Those that the store has to be told."""
         self._life = _NO_LIFE
+        self._numbers = itertools.count(1)
+        """Of calls."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called when the store has lost what it had."""
 
@@ -141,7 +145,7 @@ class SpentSums:
         later call takes the rest."""
         if not self._new:
             return "", None
-        names = set(islice(self._new, _AT_ONCE))
+        names = set(itertools.islice(self._new, _AT_ONCE))
         self._new -= names
         return self._text(names)
 
@@ -156,16 +160,21 @@ class SpentSums:
         told = {name: self._sums[name].in_all for name in names}
         sums = ((name, self._sums[name]) for name in told)
         text = "".join(f" / {name} {one.life} {one.in_all} {one.had} {one.seen}" for name, one in sums)
-        return text, lambda reply: self._heard(told, reply)
+        number = next(self._numbers)
+        return text, lambda reply: self._heard(number, told, reply)
 
-    def _heard(self, told: Mapping[str, int], reply: Any) -> None:
+    def _heard(self, number: int, told: Mapping[str, int], reply: Any) -> None:
         if isinstance(reply, StoreError):
             self._new |= told.keys() & self._sums.keys()  # with the next heartbeat
             return
         life, *settled = (word.decode("ascii", "replace") for word in reply)
         for name, seen in zip(settled[::2], settled[1::2], strict=True):
-            if (one := self._sums.get(name)) is not None:
-                is_same = one.life == life  # then the answers to two calls may be heard in any order
-                one.had = max(told[name], one.had) if is_same else told[name]
-                one.seen, one.life = max(int(seen), one.seen) if is_same else int(seen), life
+            if (one := self._sums.get(name)) is None:
+                continue
+            if one.life == life:
+                one.had = max(told[name], one.had)
+            elif number > one.seen_at:
+                one.had = told[name]
+            if number > one.seen_at:  # the answers to two calls may be heard in any order
+                one.seen, one.life, one.seen_at = int(seen), life, number
         self._lives(life)

@@ -465,3 +465,23 @@ async def test_a_request_that_was_placed_without_the_store_costs_no_more_than_it
         settled, held = await spent(client)
         assert held == 0
         assert 10 <= settled < 10 + 2 * 500 * 30
+
+
+async def test_what_a_gateway_that_was_paused_had_not_spent_is_not_counted_when_the_store_is_emptied(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        for name in ("a", "b"):
+            await placed(one, costly(name, budget(10_000)))
+        await client.hset(KEYS.gateways, "gw0", f"{one.link.epoch} 1")
+        await Reaper(other).give_back(["gw0"])
+        one.done("a", took(7))  # its pause is over
+        await drained(one)
+        await beaten(one)
+        one.done("b", took(7))
+        await drained(one)
+        assert await spent(client) == (14, 0)
+        await client.flushdb()
+        await asyncio.gather(beaten(one), beaten(other))
+        await drained(one, other)
+        assert await spent(client) == (14, 0)
