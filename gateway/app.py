@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 
 import structlog
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.store import Store, StoreOptions
@@ -127,15 +128,7 @@ class Gateway:
         self.recorder = recorder = Recorder(settings.id)
         self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_sent, self.metrics.traces_lost)
         self._log_requests(settings.log.access_log)
-        self.decisions = Decisions(
-            self.store, settings.id, settings.redis.namespace, recorder.sinks, on_watch=self._watched
-        )
-        usage = UsageStore(self.store, settings.redis.namespace, self.id)
-        self.ledger, self.usage = Ledger(settings.billing, usage), UsageReport(settings.billing, usage)
-        self.past = PastDecisions(
-            self.store, settings.redis.namespace, keyring, settings.decisions, self.metrics.decisions_not_kept
-        )
-        recorder.sinks.append(self.past.note)
+        self._keep_records(settings, recorder)
         self.attempts = attempts = self._attempts(tenants, objects, progress)
         self.proxy = self._proxy(keyring, objects, attempts, recorder)
 
@@ -242,10 +235,20 @@ class Gateway:
             tracing=self.tracing,
         )
 
+    def _keep_records(self, settings: GatewaySettings, recorder: Recorder) -> None:
+        """What is told and kept of requests that have ended."""
+        namespace = settings.redis.namespace
+        self.decisions = Decisions(self.store, settings.id, namespace, recorder.sinks, on_watch=self._watched)
+        usage = UsageStore(self.store, namespace, self.id)
+        self.ledger, self.usage = Ledger(settings.billing, usage), UsageReport(settings.billing, usage)
+        not_kept = self.metrics.decisions_not_kept
+        self.past = PastDecisions(self.store, namespace, self.keyring, settings.decisions, not_kept)
+        recorder.sinks.append(self.past.note)
+
     def _own_paths(self, keyring: Keyring, explained: Explainer) -> ASGIApp:
         """The application that answers the paths that no replica answers. Without `console.enabled`, the parts of the
         console are not made."""
-        settings, decisions = self.settings, self.decisions
+        settings = self.settings
         self.budgets = BudgetView(settings, self.store, keyring)
         self.status = Status(
             self.id,
@@ -261,44 +264,46 @@ class Gateway:
             self.metrics,
             self.budgets,
         )
-        self.operations = operations = Operations(settings, self.fleet, self.store, self.discovery)
-        changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, operations)
-        keys, budgets = Keys(self.records, keyring), self.budgets
+        self.operations = Operations(settings, self.fleet, self.store, self.discovery)
+        changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, self.operations)
         control = build_control(
             self.status,
             self.fleet,
             keyring,
             explained,
-            operations,
+            self.operations,
             changes,
-            keys,
-            budgets,
-            decisions,
+            Keys(self.records, keyring),
+            self.budgets,
+            self.decisions,
             self.past,
             self.usage,
             self.metrics,
         )
-        if not settings.console.enabled:
-            return control
+        if settings.console.enabled:
+            self._add_console(control, keyring, explained)
+        return control
+
+    def _add_console(self, control: FastAPI, keyring: Keyring, explained: Explainer) -> None:
+        settings = self.settings
         sessions = Sessions(keyring, self.store, settings.redis.namespace, self.records.signer)
         self.findings = findings = Findings(settings, self.certificates.shown, self.fleet, self.status, self.tasks)
         add_console(
             control,
             sessions,
-            cluster=ClusterView(self.status, operations, self.store),
-            decisions=decisions,
+            cluster=ClusterView(self.status, self.operations, self.store),
+            decisions=self.decisions,
             past=self.past,
             prefixes=Prefixes(self.store),
             findings=findings,
             explained=explained,
-            operations=operations,
+            operations=self.operations,
             usage=self.usage,
             logins=self.metrics.logins,
             is_over=lambda: self.status.is_draining,
         )
         self.history = History(self.store, self.metrics.first_tokens, settings.queue.prefill_tokens_per_s)
         self.asking = Asking(sessions, self.proxy)
-        return control
 
     def _watched(self, is_watched: bool) -> None:
         self.router.questions.is_watched = is_watched
