@@ -24,20 +24,24 @@ def budget_headers(bill: Bill, spent: tuple[Spent, ...], uncached_tokens: int) -
         used = each.settled + each.held + bill.most(budget, uncached_tokens).amount
         parts.append((used / budget.limit, budget, max(0, budget.limit - used)))
     part, budget, left = max(parts, key=lambda each: each[0])
-    rest, limit = (_amount(budget, amount, bill.currency) for amount in (left, budget.limit))
-    of = f"per={budget.per}; account={_account(budget)}; resets={_time(budget.ends_s)}"
-    headers = {"x-kvgate-budget": f"left={rest}; of={limit}; {of}"}
+    headers = _header(budget, left, bill.currency)
     if part >= budget.soft:
         headers["x-kvgate-budget-warning"] = f"{part:.0%} of the {_words(budget)} is used or reserved"
     return headers
 
 
+def _header(budget: AccountBudget, left: int, currency: str) -> dict[str, str]:
+    rest, limit = (_amount(budget, amount, currency) for amount in (left, budget.limit))
+    of = f"per={budget.per}; account={_account(budget)}; resets={_time(budget.ends_s)}"
+    return {"x-kvgate-budget": f"left={rest}; of={limit}; {of}"}
+
+
 def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
     """The answer to a request that may cost more than is left."""
     budget, spent, most, is_settled = error.blocking()
-    left = _amount(budget, max(0, budget.limit - spent.settled), currency)
+    left_amount = max(0, budget.limit - spent.settled)
+    left, told = _amount(budget, left_amount, currency), _header(budget, left_amount, currency)
     may_cost = f"this request may take {_amount(budget, most, currency)}"
-    headers = {"x-should-retry": "false"}
     if is_settled:
         retry_s = max(1, math.ceil(budget.ends_s - now_s))
         message = (
@@ -46,7 +50,9 @@ def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
         )
         if spent.settled < budget.limit:
             message += " A request with a smaller max_tokens may still fit."
-        return ApiError(429, "budget_exceeded", message, headers={"retry-after": str(retry_s), **headers})
+        return ApiError(
+            429, "budget_exceeded", message, headers=told | {"retry-after": str(retry_s), "x-should-retry": "false"}
+        )
     if error.is_local:
         message = f"Redis is away, and this gateway's part of the {_words(budget)} is used up. Retry in {_SOON_S} s."
     else:
@@ -54,7 +60,7 @@ def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
             f"The {_words(budget)} has {left} left, but requests in flight may take it, and {may_cost}. Retry in "
             f"{_SOON_S} s."
         )
-    return ApiError(429, "budget_reserved", message, headers={"retry-after": str(_SOON_S)})
+    return ApiError(429, "budget_reserved", message, headers=told | {"retry-after": str(_SOON_S)})
 
 
 def _words(budget: AccountBudget) -> str:

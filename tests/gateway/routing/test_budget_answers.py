@@ -42,6 +42,7 @@ def test_a_refusal_says_for_how_long_and_requests_in_flight_are_no_reason_to_wai
     error = budget_refused(OverBudget([(MONTH, month, 300_000), (DAY, day, 150)]), ENDS_S - 3 * 86_400, "USD")
     assert (error.status, error.code, error.headers["retry-after"]) == (429, code, str(retry_s))
     assert (error.headers.get("x-should-retry") == "false") == (code == "budget_exceeded")
+    assert error.headers["x-kvgate-budget"].startswith("left=")
 
 
 def test_a_request_that_would_fit_if_it_were_smaller_is_told_so() -> None:
