@@ -30,8 +30,13 @@ settings.load_profile("patient")
 
 SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/")
 """Files whose paths begin with the same entry share clusters. A cluster takes seconds to start."""
-APART = tuple(f"tests/chaos/test_{name}.py" for name in ("operations", "queue", "slot_migration", "tenant_limits"))
-"""Files with clusters of their own. With them, tests/chaos would keep one worker busy longer than all other tests."""
+_OWN = {
+    "chaos": "operations queue slot_migration tenant_limits",
+    "cluster": "added_replicas agreement both_tiers doctor file_keys key_limits keys_in_redis namespaces plain_backlog "
+    "records_secret reload tiers usage wall_clocks",
+}
+APART = tuple(f"tests/{folder}/test_{name}.py" for folder, names in _OWN.items() for name in names.split())
+"""Files with clusters of their own. With them, one worker would be busy longer than it takes to run all other tests."""
 FIRST = (*SHARED, *APART, "tests/cluster/", "tests/gateway/ops/cli/")
 """These files run first, because they take longest."""
 
