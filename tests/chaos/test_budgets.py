@@ -155,7 +155,7 @@ async def test_without_the_store_gateways_spend_no_more_than_their_parts_and_tel
     await eventually(lambda: has_fallen_back(stage))
     answers = [answer for _ in range(4) for answer in await stage.asks("away", GATEWAYS)]
     served = sum(answer.status_code == 200 for answer in answers)
-    assert served <= FITS - 4 + 3, "a gateway that settled first has seen less"
+    assert served <= FITS, "what a gateway saw last may be from before any of these had settled"
     assert served > 0, "how much each sees as left depends on what others held when it looked last"
     assert {code_of(answer) for answer in answers} == {"", "budget_reserved"}
     assert code_of(await stage.ask("gone", 0)) == "budget_reserved", "of which this gateway knows nothing"
