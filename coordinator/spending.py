@@ -1,6 +1,6 @@
-"""Budgets of accounts, and what a request can cost: see lua/lib/spending.lua. No I/O.
+"""Prices, budgets of accounts, and what a request can cost: see lua/lib/spending.lua. No I/O.
 
-Money is counted in nanos, billionths of the currency.
+Money is counted in nanos, billionths of the currency, as whole numbers: sums of any length stay exact.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-MTOK = 10**6
+NANOS = 10**9
+"""Of one unit of the currency."""
+_MTOK = 10**6
 _FASTEST_TOKENS_PER_S = 500
 """No engine generates a sequence faster."""
 
@@ -34,6 +36,32 @@ class AccountBudget(NamedTuple):
     """When the next window begins (Unix time)."""
     name: str
     """As in keys: `<window>/<unit>/<account>`."""
+
+
+class Price(NamedTuple):
+    """The price of a model, in nanos."""
+
+    uncached_per_mtok: int
+    cached_per_mtok: int
+    output_per_mtok: int
+    per_image: int = 0
+
+    def cost_nanos(self, uncached_tokens: int, cached_tokens: int, output_tokens: int, images: int = 0) -> int:
+        """What a request costs, rounded up once."""
+        tokens = (
+            uncached_tokens * self.uncached_per_mtok
+            + cached_tokens * self.cached_per_mtok
+            + output_tokens * self.output_per_mtok
+        )
+        return -(-tokens // _MTOK) + images * self.per_image
+
+    def saved_nanos(self, cached_tokens: int) -> int:
+        """How much less the cached tokens cost than uncached ones, rounded down."""
+        return cached_tokens * (self.uncached_per_mtok - self.cached_per_mtok) // _MTOK
+
+
+FREE = Price(0, 0, 0)
+"""The price of a model without one."""
 
 
 class Spent(NamedTuple):
@@ -61,25 +89,19 @@ class Bill:
     """What a request can cost, and the budgets of its accounts."""
 
     budgets: tuple[AccountBudget, ...]
-    uncached_per_mtok: int
-    cached_per_mtok: int
-    output_per_mtok: int
-    """Prices, in nanos."""
-    fixed_nanos: int
-    """What it costs whatever its tokens: its images."""
+    price: Price
     prompt_tokens: int
     output_tokens: int
     """The most that its answer can take, all choices together."""
+    images: int = 0
     choices: int = 1
     currency: str = ""
 
     @cached_property
     def text(self) -> str:
         """As `place` takes it."""
-        text = (
-            f"{self.fixed_nanos} {self.output_tokens} {self.uncached_per_mtok} {self.cached_per_mtok} "
-            f"{self.output_per_mtok} {self._fastest}"
-        )
+        uncached, cached, output, per_image = self.price
+        text = f"{self.images * per_image} {self.output_tokens} {uncached} {cached} {output} {self._fastest}"
         return text + "".join(f" / {each.name} {each.limit}" for each in self.budgets)
 
     @property
@@ -92,12 +114,12 @@ class Bill:
         if budget.unit == "tokens":
             return Most(max(1, uncached_tokens + self.output_tokens), uncached_tokens, self._fastest)
         cached_tokens = max(0, self.prompt_tokens - uncached_tokens)
-        prompt = uncached_tokens * self.uncached_per_mtok + cached_tokens * self.cached_per_mtok
-        answer = self.output_tokens * self.output_per_mtok
+        price, prompt = self.price, (uncached_tokens, cached_tokens)
+        amount = price.cost_nanos(*prompt, self.output_tokens, self.images)
         return Most(
-            max(self.fixed_nanos - (-(prompt + answer) // MTOK), min(1, self.uncached_per_mtok + self.output_per_mtok)),
-            self.fixed_nanos - (-prompt // MTOK),
-            -(-self._fastest * self.output_per_mtok // MTOK),
+            max(amount, min(1, price.uncached_per_mtok + price.output_per_mtok)),
+            price.cost_nanos(*prompt, 0, self.images),
+            price.cost_nanos(0, 0, self._fastest),
         )
 
     def lease(self, placed_ms: int, uncached_tokens: int) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from coordinator.keys import usage_key
 from coordinator.registry import pairs
+from coordinator.spending import NANOS
 from coordinator.store import Store
 
 MOST_ROWS = 1000
@@ -23,7 +24,6 @@ _MOST_WRITERS = 1000
 _PIECE = 1000
 """So many rows are read in one go: some ms."""
 NOBODY = "-"
-_NANOS = 10**9
 
 
 class Hour(NamedTuple):
@@ -85,7 +85,7 @@ class Consumed:
         """As it is in the store: money with nine decimals."""
         return (
             f"{self.requests} {self.errors} {self.uncached_tokens} {self.cached_tokens} {self.output_tokens} "
-            f"{self.images} {as_money(self.cost_nanos)} {as_money(self.saved_nanos)}"
+            f"{self.images} {_as_money(self.cost_nanos)} {_as_money(self.saved_nanos)}"
         )
 
     @classmethod
@@ -162,12 +162,12 @@ def _unquoted(word: str) -> str:
     return "" if word == NOBODY else unquote(word)
 
 
-def as_money(nanos: int) -> str:
+def _as_money(nanos: int) -> str:
     """An amount with nine decimals."""
-    units, rest = divmod(nanos, _NANOS)
+    units, rest = divmod(nanos, NANOS)
     return f"{units}.{rest:09d}"
 
 
 def _as_nanos(money: str) -> int:
     units, _, rest = money.partition(".")
-    return int(units) * _NANOS + int(rest)
+    return int(units) * NANOS + int(rest)

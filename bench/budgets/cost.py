@@ -11,7 +11,7 @@ from bench.embedded import info, open_pool, usage
 from bench.store.requests import TOKENS, Gateway
 from coordinator.placement import Used
 from coordinator.redis.wire import Wire
-from coordinator.spending import AccountBudget, Bill, Per
+from coordinator.spending import AccountBudget, Bill, Per, Price
 
 
 async def cost(url: str, replicas: int, requests: int, rounds: int) -> list[dict[str, Any]]:
@@ -19,7 +19,7 @@ async def cost(url: str, replicas: int, requests: int, rounds: int) -> list[dict
     wire, pool, _ = await open_pool(url, f"bench-{replicas}", "bench.0", replicas)
     pers: list[tuple[Per, str]] = [("month", "2026-11"), ("day", "2026-11-28")]
     budgets = [AccountBudget("a", per, "money", 10**17, 0.8, name, 2**31, f"{name}/money/a") for per, name in pers]
-    bills = [None, *(Bill(tuple(budgets[:many]), 1000, 100, 4000, 0, TOKENS[-1], 200) for many in (1, 2))]
+    bills = [None, *(Bill(tuple(budgets[:many]), Price(1000, 100, 4000), TOKENS[-1], 200) for many in (1, 2))]
     found: list[list[tuple[float, float]]] = [[] for _ in bills]
     gateway = Gateway(pool)
     gateway.used = Used(900, 300, 900_000)

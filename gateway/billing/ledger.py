@@ -19,9 +19,10 @@ from typing import NamedTuple
 import structlog
 
 from coordinator.errors import StoreError
+from coordinator.spending import FREE
 from coordinator.usage import MOST_ROWS, Consumed, Hour, Row, Rows, UsageStore
 from gateway.billing.hours import Hours
-from gateway.billing.prices import FREE, TokenCounts, prices_of
+from gateway.billing.prices import TokenCounts, prices_of
 from gateway.settings.billing_settings import BillingSettings, time_zone
 
 _log = structlog.get_logger("kvgate.usage")

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from coordinator.accounts import account_of_key, account_of_tenant
 from coordinator.errors import StoreError
 from coordinator.pool.account_spending import read_spent
-from coordinator.spending import AccountBudget, Spent
+from coordinator.spending import NANOS, AccountBudget, Spent
 from coordinator.store import Store
-from gateway.billing.prices import NANOS
 from gateway.billing.windows import Windows
 from gateway.control.operations import store_away
 from gateway.request.keyring import Caller, Keyring

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from coordinator.errors import StoreError
+from coordinator.spending import NANOS
 from coordinator.usage import Consumed, Row, UsageStore
 from gateway.billing.hours import Hours
-from gateway.billing.prices import NANOS
 from gateway.control.operations import store_away
 from gateway.errors import ApiError, bad_field
 from gateway.request.keyring import Caller

@@ -324,7 +324,7 @@ class Attempts:
         """The replica answers the request."""
         if not streamed and job.endpoint.computes_prompt:
             ticket.computed()
-        if job.prompt is not None and job.prompt.images and (member := self._fleet.members.get(ticket.replica)):
+        if job.images and (member := self._fleet.members.get(ticket.replica)):
             member.takes_media = True
 
     def _learn_from(self, job: Job, tries: Tries, answer: Answer) -> None:

@@ -106,7 +106,7 @@ class Elsewhere:
             return False
         length = served.max_tokens.get(replica, 0)
         has_longer = length > 0 and answer.status != NOT_FOUND and self._has_longer(job, length, tried)
-        has_media = job.prompt is not None and bool(job.prompt.images) and not any(map(is_refusal, tries.failures))
+        has_media = bool(job.images) and not any(map(is_refusal, tries.failures))
         name = tries.ticket.other_name or job.model
         why = own_refusal(answer.status, answer.look(), name, has_longer=has_longer, has_media=has_media)
         if why == "media_refused" and self._fleet.takes_media(replica) and not self._budget.take(time.monotonic()):

@@ -14,9 +14,9 @@ from http import HTTPStatus
 
 import structlog
 
+from coordinator.spending import NANOS
 from coordinator.usage import Row
 from gateway.billing.ledger import Ledger
-from gateway.billing.prices import NANOS
 from gateway.deadlines import Deadlines
 from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError
@@ -25,7 +25,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.metrics.label_values import OTHERS
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
-from gateway.relay.request_record import Recorder, placed_as
+from gateway.relay.request_record import Recorder
 from gateway.relay.stored_objects import StoredObjects
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
@@ -175,12 +175,12 @@ class Proxy:
         job, ticket = reply.job, reply.tickets[-1] if reply.tickets else None
         has_failed = reply.status >= HTTPStatus.BAD_REQUEST and reply.status != CLIENT_GONE
         placed_ms = ticket.placement.placed_ms if ticket is not None and ticket.placement is not None else 0
-        row = Row(caller.tenant or "", caller.key, (placed_as(job) if job is not None else None) or "")
+        row = Row(caller.tenant or "", caller.key, (job.counts_as if job is not None else None) or "")
         cost_nanos = self._ledger.count(
             placed_ms / 1000 or time.time() - duration_s,
             row,
             ticket.billed if ticket is not None else None,
-            len(job.prompt.images) if job is not None and job.prompt is not None else 0,
+            job.images if job is not None else 0,
             is_error=has_failed or bool(reply.code),
         )
         if cost_nanos:

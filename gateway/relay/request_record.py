@@ -10,7 +10,6 @@ from gateway.endpoints import Endpoint
 from gateway.http.exchange import Exchange
 from gateway.relay.reply import Reply
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 
 _OF_PLACEMENT = ("replica", "policy", "why", "state", "matched_tokens", "passed_over_tokens", "waited_ms", "costs")
@@ -73,18 +72,13 @@ def _of_job(reply: Reply) -> dict[str, Any]:
     return {
         "model": job.model if job is not None else None,
         "served_model": (reply.tickets[-1].other_name or job.model) if job is not None and reply.tickets else None,
-        "placed_as": placed_as(job) if job is not None else None,
+        "placed_as": job.counts_as if job is not None else None,
         "backend": (job.option or None) if job is not None else None,
         "stream": job.stream if job is not None else None,
         "prompt_tokens": usage.prompt_tokens if usage is not None else prompt_tokens,
         "cached_tokens": reply.cached_tokens,
         "output_tokens": usage.output_tokens if usage is not None else None,
     }
-
-
-def placed_as(job: Job) -> str | None:
-    """The model that a request counts as: of an alias its model, of a fallback the model that answers."""
-    return job.offer.model if job.offer is not None else job.placed_as
 
 
 def _of_placement(reply: Reply) -> dict[str, Any]:

@@ -133,6 +133,16 @@ class Job:
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 
+    @property
+    def counts_as(self) -> str | None:
+        """The model that it counts as: of an alias its model, of a fallback the model that answers."""
+        return self.offer.model if self.offer is not None else self.placed_as
+
+    @property
+    def images(self) -> int:
+        """The images, audio and videos of its prompt."""
+        return len(self.prompt.images) if self.prompt is not None else 0
+
     def aim(self, backend: ServedModel) -> None:
         """From now on it goes to this backend. A chain of another backend means nothing there."""
         if self.prompt is not None and self.prompt.keys and backend.backend != self.served.backend:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from coordinator.accounts import account_of_key, account_of_tenant
 from coordinator.pool.redis_clock import RedisClock
-from coordinator.spending import AccountBudget, Bill
-from gateway.billing.prices import FREE, NANOS, prices_of
+from coordinator.spending import FREE, NANOS, AccountBudget, Bill
+from gateway.billing.prices import prices_of
 from gateway.billing.windows import Windows
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job
@@ -42,7 +42,6 @@ class Bills:
             return None
         job.billed_at_s = job.billed_at_s or clock.time_ms(time.monotonic()) / 1000 or time.time()
         budgets = [self._budget(account, each, job.billed_at_s) for account, budgets in accounts for each in budgets]
-        price = self._prices.get((job.offer.model if job.offer is not None else job.placed_as) or "", FREE)
         output_tokens = job.max_output_tokens
         if output_tokens is None:
             output_tokens = job.choices * self._learned.long_answer_tokens(job.caller.tenant)
@@ -50,12 +49,10 @@ class Bills:
             output_tokens = min(output_tokens, max(0, most_tokens - job.prompt_tokens))
         return Bill(
             tuple(budgets),
-            price.uncached_per_mtok,
-            price.cached_per_mtok,
-            price.output_per_mtok,
-            price.per_image * (len(job.prompt.images) if job.prompt is not None else 0),
+            self._prices.get(job.counts_as or "", FREE),
             job.prompt_tokens,
             output_tokens if job.endpoint.output_limits else 0,
+            job.images,
             job.choices,
             self._currency,
         )

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 from coordinator.accounts import is_account_of_key
 from coordinator.errors import OverBudget
-from coordinator.spending import AccountBudget, Bill, Spent
-from gateway.billing.prices import NANOS
+from coordinator.spending import NANOS, AccountBudget, Bill, Spent
 from gateway.errors import ApiError
 
 _SOON_S = 2

@@ -39,6 +39,6 @@ class Fallbacks:
 
 def permits(fallback: FallbackSettings, job: Job) -> bool:
     """Whether the configuration lets this request go there."""
-    has_media = job.prompt is not None and bool(job.prompt.images)
+    has_media = bool(job.images)
     is_short = fallback.max_tokens is None or job.needed_tokens <= fallback.max_tokens
     return is_short and (fallback.images or not has_media) and (fallback.tools or not job.has_tools)

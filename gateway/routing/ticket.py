@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from coordinator.placement import NOTHING, Placement, PlaceRequest, Used
 from coordinator.pool.pool import Pool
-from gateway.billing.prices import Price, TokenCounts
+from gateway.billing.prices import TokenCounts
 from gateway.routing.budget_answers import budget_headers
 from gateway.routing.rate_limits import limit_headers
 
@@ -150,8 +150,7 @@ class Ticket:
         """The attempt holds no load any more."""
         used, limits, bill = self.used, self.request.limits, self.request.bill
         if used is not None and bill is not None and (tokens := self.billed) is not None:
-            price = Price(bill.uncached_per_mtok, bill.cached_per_mtok, bill.output_per_mtok, 0)
-            used = used._replace(cost_nanos=price.cost_nanos(*tokens) + bill.fixed_nanos)
+            used = used._replace(cost_nanos=bill.price.cost_nanos(*tokens, bill.images))
         if used is not None and limits is not None and 0 < limits.most_tokens < used.limit_tokens:
             used = used._replace(limit_tokens=limits.most_tokens)
         self.pool.done(self.request.reservation, used)

@@ -39,7 +39,7 @@ from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.scripts import load
-from coordinator.spending import AccountBudget, Bill
+from coordinator.spending import FREE, AccountBudget, Bill
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
 from coordinator.usage import Consumed, Hour, Row, UsageStore
@@ -193,7 +193,7 @@ async def spend(pool: Pool) -> None:
     """A request with a budget is placed, and over; then something is spent without the store."""
     budget = AccountBudget("t", "day", "tokens", 100, 0.8, "2026-11-28", 2**31, "2026-11-28/tokens/t")
     asked = request("costly", [])
-    asked.bill = Bill((budget,), 0, 0, 0, 0, 1, 9)
+    asked.bill = Bill((budget,), FREE, 1, 9)
     assert isinstance(await pool.place(asked), Placement)
     pool.done("costly", Used(0, 5))
     await drained(pool)

@@ -16,7 +16,7 @@ from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.account_spending import OldBudgets, read_spent
 from coordinator.pool.pool import Pool
 from coordinator.pool.spent_sums import SpentSums
-from coordinator.spending import AccountBudget, Bill
+from coordinator.spending import FREE, AccountBudget, Bill, Price
 from tests.account_limits import limits_of
 from tests.coordinator.queueing import asking, queued, two_gateways
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, now_ms, register
@@ -38,7 +38,7 @@ def costly(
 ) -> PlaceRequest:
     """A request that can cost COST."""
     asked = asking(name, knobs, tenant="t", keys=chain(name), prompt_tokens=prompt, **changes)
-    asked.bill = Bill(budgets, 10**6, 10**6 // 10, 2 * 10**6, 0, prompt, 25)
+    asked.bill = Bill(budgets, Price(10**6, 10**6 // 10, 2 * 10**6), prompt, 25)
     return asked
 
 
@@ -131,7 +131,7 @@ async def test_the_next_attempt_holds_its_own_price_and_is_checked_again(
         assert await spent(client) == (0, COST)
         dearer = costly("third", within, release="second")
         assert dearer.bill is not None
-        dearer.bill = Bill(dearer.bill.budgets, 10**6, 10**5, 20 * 10**6, 0, 10, 25)
+        dearer.bill = Bill(dearer.bill.budgets, Price(10**6, 10**5, 20 * 10**6), 10, 25)
         with pytest.raises(OverBudget):
             await one.place(dearer)
         await drained(one)
@@ -163,7 +163,7 @@ async def test_a_dead_gateways_requests_hold_what_they_can_have_cost_until_the_g
         within = budget(10**12)
         asked = costly("lost", within)
         assert asked.bill is not None
-        asked.bill = Bill((within,), 10**6, 10**5, 2 * 10**6, 0, 10, 10**9)
+        asked.bill = Bill((within,), Price(10**6, 10**5, 2 * 10**6), 10, 10**9)
         await placed(one, asked)
         await placed(one, costly("over", within))
         one.done("over", took(5))
@@ -354,7 +354,7 @@ async def test_a_prompt_that_nobody_reads_is_refused_when_the_budget_is_used_up_
         within = budget(100, unit)
         asked = [costly(name, within, prompt=0) for name in ("first", "next")]
         for each in asked:
-            each.bill = Bill((within,), *(0, 0, 0) if is_free else (10**6, 10**5, 10**6), 0, 0, 0)
+            each.bill = Bill((within,), FREE if is_free else Price(10**6, 10**5, 10**6), 0, 0)
         await placed(one, asked[0])
         await drained(one)
         assert (await spent(client, within.name))[1] == (0 if is_let_in else 1)
@@ -434,7 +434,7 @@ def test_a_call_tells_some_hundred_sums_and_the_next_one_the_rest() -> None:
     """Redis' Lua cannot take any number of values at once."""
     sums, told = SpentSums(), []
     for number in range(1100):
-        sums.settle(Bill((budget(9, account=f"t{number}"),), 0, 0, 0, 0, 0, 0), took(1))
+        sums.settle(Bill((budget(9, account=f"t{number}"),), FREE, 0, 0), took(1))
     while sums.has_new:
         told.append(sums.take()[0].count(" / "))
     assert told == [500, 500, 100]
@@ -456,7 +456,7 @@ async def test_a_request_that_was_placed_without_the_store_costs_no_more_than_it
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     async with two_gateways(redis_server) as (one, other):
-        bill = Bill((budget(10**12),), 10**6, 10**5, 2 * 10**6, 0, 10, 10**9)
+        bill = Bill((budget(10**12),), Price(10**6, 10**5, 2 * 10**6), 10, 10**9)
         one.adopt(Reservation("a", "r0", "life1", 10, "-", bill=bill, uncached_tokens=10))
         one.reservations.count_adopted()
         await drained(one)

@@ -30,7 +30,7 @@ from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, Script, load
-from coordinator.spending import AccountBudget, Bill
+from coordinator.spending import FREE, AccountBudget, Bill, Price
 from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
 from coordinator.usage import Consumed, Hour, Row, UsageStore
@@ -112,7 +112,7 @@ async def _gateway_calls(wire: Recorder) -> None:
         room_share=0.5,
         standing=Standing(1, "te nant", 2.5, 93, 94, 95, 96),
         limits=Limits((AccountLimits("te%20nant", 14, 15, 16), AccountLimits("key:k", 18, 19, 20)), 17),
-        bill=Bill((_BUDGET,), 105, 106, 107, 108, 109, 110),
+        bill=Bill((_BUDGET,), Price(105, 106, 107, 108), 109, 110, images=1),
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
@@ -149,7 +149,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     tell_measured(pool, asked, placed, 81)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    pool.reservations.spent.settle(Bill((_BUDGET,), 0, 0, 0, 0, 0, 0), Used(0, 0, 112))
+    pool.reservations.spent.settle(Bill((_BUDGET,), FREE, 0, 0), Used(0, 0, 112))
     pool.settlements.soon("done", "adopted", Used(97, 98))
     await asyncio.sleep(0)
     _state_spending(pool, asked)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.billing.prices import FREE, NANOS, prices_of
+from coordinator.spending import FREE, NANOS
+from gateway.billing.prices import prices_of
 from gateway.settings.billing_settings import PriceSettings
 
 

@@ -71,7 +71,7 @@ def test_a_request_is_charged_to_its_tenants_and_its_keys_budgets_at_the_price_o
         "2026-W49/tokens/key:bot",
     ]
     assert [budget.limit for budget in bill.budgets] == [1_500_000_000, 9, 7]
-    assert (bill.output_per_mtok, bill.output_tokens) == (4 * 10**9, 200)
+    assert (bill.price.output_per_mtok, bill.output_tokens) == (4 * 10**9, 200)
     made = Caller(
         "other", False, id="k-2", is_recorded=True, budgets=(BudgetSettings(**cast("Any", MONTH)),), account="k-1"
     )

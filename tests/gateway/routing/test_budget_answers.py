@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import OverBudget
-from coordinator.spending import AccountBudget, Bill, Spent
+from coordinator.spending import AccountBudget, Bill, Price, Spent
 from gateway.billing.prices import NANOS
 from gateway.routing.budget_answers import budget_headers, budget_refused, money
 
 ENDS_S = 1_796_083_200  # 2026-12-01
 MONTH = AccountBudget("team", "month", "money", 100 * NANOS, 0.8, "2026-11", ENDS_S, "2026-11/money/team")
 DAY = AccountBudget("key:k", "day", "tokens", 1000, 0.5, "2026-11-28", ENDS_S - 2 * 86_400, "2026-11-28/tokens/key:k")
-BILL = Bill((MONTH, DAY), 10**9, 10**8, 4 * 10**9, 0, 100, 50, 1, "USD")
+BILL = Bill((MONTH, DAY), Price(10**9, 10**8, 4 * 10**9), 100, 50, currency="USD")
 """It takes 150 tokens at most: 300 000 nanos."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 from coordinator.placement import NOTHING, PlaceRequest, Used
-from coordinator.spending import Bill
+from coordinator.spending import Bill, Price
 from gateway.billing.prices import TokenCounts
 from gateway.routing.ticket import Ticket
 from tests.coordinator.stage import request
 
-BILL = Bill((), 10**9, 10**8, 4 * 10**9, 7, 1000, 50)
+BILL = Bill((), Price(10**9, 10**8, 4 * 10**9, 7), 1000, 50, images=1)
 
 
 class Pool:

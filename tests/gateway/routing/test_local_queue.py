@@ -15,7 +15,7 @@ from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation,
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord, surveyed_state
-from coordinator.spending import AccountBudget, Bill, Spent
+from coordinator.spending import FREE, AccountBudget, Bill, Spent
 from coordinator.store import Store, StoreOptions
 from coordinator.subset import Subset
 from gateway.routing import local_limits, local_queue
@@ -295,7 +295,7 @@ async def test_those_that_wait_go_back_to_the_store_in_their_order_once_it_knows
 def spending(limit: int, name: str = "t") -> Bill:
     """Of a request that can take 10 of a budget."""
     budget = AccountBudget(name, "day", "tokens", limit, 0.8, "2026-11-28", 2**31, f"2026-11-28/tokens/{name}")
-    return Bill((budget,), 0, 0, 0, 0, 1, 9)
+    return Bill((budget,), FREE, 1, 9)
 
 
 async def test_each_gateway_spends_its_part_of_what_was_left_when_the_store_told_last() -> None:
