@@ -63,8 +63,8 @@ class BackendMetrics:
                 self._weight.labels(*labels).set(weight)
                 self._ready_replicas.labels(*labels).set(ready)
 
-    def _labels(self, model: str, backend: str) -> tuple[str, str]:
-        return self._models.of(model), self._backends.of(backend) if backend else ""
+    def _labels(self, model: str, backend: str) -> tuple[str, ...]:
+        return (*self._models.of(model), *(self._backends.of(backend) if backend else ("",)))
 
     def note(
         self, model: str, backend: str, status: str, first_byte_s: float | None, tokens: Mapping[str, int]

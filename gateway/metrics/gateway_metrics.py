@@ -10,7 +10,7 @@ from coordinator.pool.demand import Demand
 from gateway.metrics.backend_metrics import BackendMetrics
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.metrics.first_tokens import FirstTokens
-from gateway.metrics.label_values import MOST_PAIRS, LabelPairs
+from gateway.metrics.label_values import MOST_PAIRS, LabelValues
 
 # Each bound is at most twice the one before, mostly less, because quantiles are interpolated between bounds.
 _LATENCY_S = (
@@ -92,7 +92,7 @@ class Metrics:
         self._add_fleet()
 
     def _add_requests(self) -> None:
-        self.names = LabelPairs()
+        self.names = LabelValues(MOST_PAIRS)
         self.requests = self._counter(
             "kvgate_requests",
             "Answered requests; status 499: the client hung up. Model and tenant are empty if a request was refused "
