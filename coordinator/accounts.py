@@ -36,11 +36,6 @@ class AccountLimits(NamedTuple):
     requests_per_min: int = 0
     tokens_per_min: int = 0
 
-    @property
-    def is_key(self) -> bool:
-        """Whether it is that of an API key; else it is that of a tenant."""
-        return is_account_of_key(self.account)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -1,9 +1,9 @@
 """The records of requests that have ended, kept in the store for whoever asks later why a request went where it went.
 
-Each gateway sends the records of its own requests, which have no prompts, together once a second. Any
-gateway answers for all. A record is a field `<tenant>/<request id>`, the tenant percent-encoded, and empty without API
-keys. Ids can come from clients: with its tenant in front, no tenant can write into another one's records, or read
-them. A record is JSON, compressed with a dictionary, which makes a fifth of it.
+Each gateway sends the records of its own requests, which have no prompts, together once a second. Any gateway answers
+for all. A record is a field `<tenant>/<request id>`, the tenant percent-encoded, and empty without API keys. Clients
+can choose ids. The tenant stands in front, so no tenant can write into another one's records, or read them. A record
+is JSON, compressed with a dictionary, which makes a fifth of it.
 """
 
 from __future__ import annotations

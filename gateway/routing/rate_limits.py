@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from coordinator.accounts import Left, Limits
+from coordinator.accounts import Left, Limits, is_account_of_key
 from coordinator.errors import OverLimit
 from gateway.errors import ApiError
 
@@ -41,7 +41,7 @@ def rate_limited(error: OverLimit, limits: Limits) -> ApiError:
     """The answer to a request of which an account has used up a limit."""
     account = limits.accounts[error.at]
     limit = account.requests_per_min if error.limit == "requests" else account.tokens_per_min
-    whose, retry = "API key" if account.is_key else "tenant", duration(round(error.wait_s * 1000))
+    whose, retry = "API key" if is_account_of_key(account.account) else "tenant", duration(round(error.wait_s * 1000))
     message = f"Rate limit of your {whose} reached: {limit} {error.limit} per minute. Retry in {retry}."
     headers = {
         "retry-after": str(max(1, math.ceil(error.wait_s))),
