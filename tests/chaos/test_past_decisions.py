@@ -70,7 +70,7 @@ async def is_told(stage: Stage, http: httpx.AsyncClient, request_id: str, gatewa
 async def comes_to_be_told(stage: Stage, http: httpx.AsyncClient) -> bool:
     """Whether a new request can be looked back at."""
     request_id = await sent(stage, http)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.2)  # gateways send once a second
     return await is_told(stage, http, request_id)
 
 
@@ -103,7 +103,7 @@ async def test_under_load_two_gateways_keep_no_more_than_allowed_and_the_last_of
     await eventually(lambda: is_told(stage, http, "load-5999"))
     looking.cancel()
     assert LEAST_BYTES / 2 < most <= LEAST_BYTES
-    assert await is_told(stage, http, "load-5000")
+    await eventually(lambda: is_told(stage, http, "load-5000"))  # the other gateway may send it a second later
     assert not await is_told(stage, http, "load-0")
 
 
