@@ -31,7 +31,7 @@ settings.load_profile("patient")
 SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/")
 """Files whose paths begin with the same entry share clusters. A cluster takes seconds to start."""
 _OWN = {
-    "chaos": "operations queue slot_migration tenant_limits",
+    "chaos": "budgets operations past_decisions queue slot_migration tenant_limits",
     "cluster": "added_replicas agreement both_tiers doctor file_keys key_limits keys_in_redis namespaces plain_backlog "
     "records_secret reload tiers usage wall_clocks",
 }

@@ -70,6 +70,9 @@ class TenantStage(Stage):
 
         await eventually(are_waiting)
 
+    async def has_fallen_back(self) -> bool:
+        return all([(await self.ready(url))["store"] == "fallback" for url in self.urls])
+
     async def running(self) -> int:
         """The requests that the engines run at one moment: between two looks at all of them, none began or ended."""
         before: list[tuple[int, int]] = []

@@ -152,7 +152,7 @@ async def test_without_the_store_gateways_spend_no_more_than_their_parts_and_tel
     assert [answer.status_code for answer in answers] == [200] * 4
     await stage.settles("away", 4 * COST)
     stage.redis.kill()
-    await eventually(lambda: has_fallen_back(stage))
+    await eventually(stage.has_fallen_back)
     answers = [answer for _ in range(4) for answer in await stage.asks("away", GATEWAYS)]
     served = sum(answer.status_code == 200 for answer in answers)
     assert served <= FITS, "what a gateway saw last may be from before any of these had settled"
@@ -163,10 +163,6 @@ async def test_without_the_store_gateways_spend_no_more_than_their_parts_and_tel
     stage.redis.start()
     await stage.healed()
     await stage.settles("away", (4 + served) * COST)
-
-
-async def has_fallen_back(stage: BudgetStage) -> bool:
-    return all([(await stage.ready(url))["store"] == "fallback" for url in stage.urls])
 
 
 async def test_a_full_store_counts_budgets_all_the_same(stage: BudgetStage) -> None:

@@ -65,9 +65,6 @@ class QueueStage(TenantStage):
         gateways = await self.client.hkeys(self.keys.gateways)
         return [name for gateway in gateways for name in await self.client.hkeys(self.keys.seats(gateway))]
 
-    async def has_fallen_back(self) -> bool:
-        return all([(await self.ready(url))["store"] == "fallback" for url in self.urls])
-
 
 @pytest.fixture(scope="module")
 def queue_redis() -> Iterator[RedisServer]:

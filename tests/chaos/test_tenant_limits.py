@@ -129,7 +129,7 @@ async def test_a_long_answer_reserves_all_of_its_tokens_and_gives_back_those_tha
 
 async def test_without_the_store_each_gateway_keeps_its_share_of_the_limits(stage: LimitStage) -> None:
     stage.redis.kill()
-    await eventually(lambda: has_fallen_back(stage))
+    await eventually(stage.has_fallen_back)
     tasks = [stage.ask("capped", number % 2, max_tokens=20) for number in range(12)]
     most = 0
     while not all(task.done() for task in tasks):
@@ -146,7 +146,3 @@ async def test_without_the_store_each_gateway_keeps_its_share_of_the_limits(stag
         assert 10 <= int(answers[-1].headers["retry-after"]) <= 20
         assert (await stage.ask("free", gateway)).status_code == 200
     stage.redis.start()
-
-
-async def has_fallen_back(stage: LimitStage) -> bool:
-    return all([(await stage.ready(url))["store"] == "fallback" for url in stage.urls])

@@ -12,6 +12,7 @@ from bench.cluster import Cluster, running_cluster
 from tests.api.stage import PATIENT_REDIS
 from tests.cluster.ledger import Ledger
 from tests.forked import constants
+from tests.redis_server import RedisServer, running_redis
 
 # One token of an answer takes 20 ms: a stream of 4 000 tokens stays open longer than a test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
@@ -33,6 +34,13 @@ def quick() -> Iterator[None]:
 def cluster() -> Iterator[Cluster]:
     with running_cluster(gateways=3, replicas=3, replica_arguments=REPLICA_ARGUMENTS, config=CONFIG) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A Redis of the file's own."""
+    with running_redis() as server:
+        yield server
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.cluster.clients import api_key
 from tests.cluster.gateways import another_gateway
 from tests.cluster.test_reload import OLD, OPS
 from tests.polling import eventually
-from tests.redis_server import RedisServer, running_redis
+from tests.redis_server import RedisServer
 
 NEW = api_key("new", "new-key-0123456789")
 _AT_ONCE_S = 0.1
@@ -34,22 +34,10 @@ def security(*keys: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def cluster(server: RedisServer) -> Iterator[Cluster]:
     config = {"redis": PATIENT_REDIS, "security": security(OLD, OPS)}
     with running_cluster(gateways=4, replicas=1, config=config, redis_url=server.url) as cluster:
         yield cluster
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=30) as client:
-        yield client
 
 
 @pytest.fixture

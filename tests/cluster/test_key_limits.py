@@ -21,7 +21,7 @@ from tests.cluster.test_keys_in_redis import (
     within_a_second,
 )
 from tests.polling import eventually
-from tests.redis_server import RedisServer, running_redis
+from tests.redis_server import RedisServer
 
 IN_FILE, LEAD = "file-key-0123456789", "lead-key-0123456789"
 CONFIG = {
@@ -38,12 +38,6 @@ CONFIG = {
         "expose_decisions": True,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.api.stage import PATIENT_REDIS
 from tests.cluster.clients import CHAT, api_key, chat, held_stream, prose
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
-from tests.redis_server import RedisServer, running_redis
+from tests.redis_server import RedisServer
 
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 SECRET = "a-secret-of-gateways"
@@ -43,23 +43,11 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def cluster(server: RedisServer) -> Iterator[Cluster]:
     with running_cluster(
         gateways=4, replicas=1, replica_arguments=REPLICA_ARGUMENTS, config=CONFIG, redis_url=server.url
     ) as cluster:
         yield cluster
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=30) as client:
-        yield client
 
 
 @pytest.fixture

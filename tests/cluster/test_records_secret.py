@@ -28,12 +28,6 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=30) as client:
-        yield client
-
-
 async def restart_with(http: httpx.AsyncClient, cluster: Cluster, number: int, secrets: dict[str, str]) -> None:
     async def is_ready() -> bool:
         try:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,6 @@ def cluster() -> Iterator[Cluster]:
         gateways=4, replicas=3, replica_arguments=REPLICA_ARGUMENTS, config=configured(OLD, OPS)
     ) as cluster:
         yield cluster
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=30) as client:
-        yield client
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.api.stage import api_key, bearer
 from tests.cluster.clients import CHAT, chat, last_event, prose
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
-from tests.redis_server import RedisServer, running_redis
+from tests.redis_server import RedisServer
 
 KEYS = {"alice": "research", "bob": "sales", "root": "operations"}
 UNCACHED, CACHED, OUTPUT = 1_000, 100, 4_000
@@ -125,12 +125,6 @@ class Clients:
             assert await self.billed() == told
         await asyncio.sleep(1.2)  # each gateway has sent once more
         assert await self.billed() == told
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -18,16 +18,10 @@ from tests.cluster.clients import api_key
 from tests.cluster.test_file_keys import security
 from tests.cluster.test_keys_in_redis import CONFIG, OPS, Operator, bearer, within_a_second
 from tests.polling import eventually
-from tests.redis_server import RedisServer, running_redis
+from tests.redis_server import RedisServer
 
 HOUR_S, DAY_S = 3600, 86_400
 STEPPED = (0, 1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +54,6 @@ class Clocks:
         file = step_of(self._cluster, number)
         file.with_suffix(".new").write_text(str(seconds))
         file.with_suffix(".new").replace(file)
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=30) as client:
-        yield client
 
 
 @pytest.fixture
