@@ -1,11 +1,16 @@
-"""From a request to its answers: words drawn from the prompt's digest, or a text that fits a constraint, the function
-that they call, and where they stop."""
+"""From a request to its answers: words, or a text that fits a constraint, the function that they call, and where they
+stop.
+
+Each word is drawn from the checksum of all tokens before it, as these decide what an engine decodes greedily. So an
+answer goes on in the same words if its beginning is sent back as a part of the prompt.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
 from blake3 import blake3
 
@@ -19,6 +24,7 @@ DEFAULT_TOKENS = 16
 
 _MAX_CHOICES = 64
 _FIRST_WORDS = [word + " " for word in WORDS]
+_FIRST_TOKENS = [token_of(word) for word in _FIRST_WORDS]
 _LAST_WORDS = [word + "." for word in WORDS]
 
 
@@ -64,10 +70,16 @@ class GeneratedAnswer:
         return "length" if self.finish_reason == "length" else "stop"
 
 
-def text_answer(seed: bytes, num_tokens: int, finish_reason: str = "length") -> GeneratedAnswer:
-    drawn = blake3(seed).digest(length=num_tokens)
-    words = [_FIRST_WORDS[byte] for byte in drawn]
-    words[-1] = _LAST_WORDS[drawn[-1]]
+def text_answer(
+    prompt: EnginePrompt, num_tokens: int, finish_reason: str = "length", choice: int = 0
+) -> GeneratedAnswer:
+    before = crc32(prompt.tokens, crc32(prompt.beside + bytes(choice)))
+    words, drawn = [], 0
+    for _ in range(num_tokens):
+        drawn = before & 0xFF
+        words.append(_FIRST_WORDS[drawn])
+        before = crc32(_FIRST_TOKENS[drawn], before)
+    words[-1] = _LAST_WORDS[drawn]
     return GeneratedAnswer(words, finish_reason)
 
 
@@ -117,9 +129,9 @@ def plan(
             elif wanted is not None:
                 answers.append(_whole_answer(wanted(seed), "stop", limit))
             elif has_limit or limit < DEFAULT_TOKENS:
-                answers.append(text_answer(seed, limit))
+                answers.append(text_answer(prompt, limit, choice=choice))
             else:
-                answers.append(text_answer(seed, DEFAULT_TOKENS, "stop"))
+                answers.append(text_answer(prompt, DEFAULT_TOKENS, "stop", choice))
     return [_stopped(answer, body) for answer in answers] if body.get("stop") or body.get("stop_token_ids") else answers
 
 

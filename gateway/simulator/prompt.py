@@ -41,6 +41,8 @@ class EnginePrompt:
     tokens: bytes
     images: tuple[ImagePlaceholders, ...]
     seed: bytes
+    beside: bytes = b""
+    """What decides its answers beside its tokens: the adapter, and the content of its images."""
     lora: str | None = None
     cache_salt: str | None = None
 
@@ -95,10 +97,10 @@ class PromptBuilder:
     def build(self, lora: str | None = None, cache_salt: str | None = None) -> EnginePrompt:
         self.end_token()
         tokens = b"".join(self._chunks)
-        content = blake3(tokens)
-        for part in (lora or "", *self._contents):
-            content.update(len(part).to_bytes(4, "big") + part.encode())
-        return EnginePrompt(tokens, tuple(self._images), content.digest(), lora, cache_salt)
+        parts = (lora or "", *self._contents)
+        beside = b"".join(len(part).to_bytes(4, "big") + part.encode() for part in parts)
+        seed = blake3(tokens).update(beside).digest()
+        return EnginePrompt(tokens, tuple(self._images), seed, beside, lora, cache_salt)
 
     def _append(self, chunk: bytes) -> None:
         self._chunks.append(chunk)

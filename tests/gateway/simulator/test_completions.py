@@ -34,3 +34,24 @@ async def test_token_ids_are_returned_with_each_choice_where_they_are_asked_for(
         assert text["prompt"] == choice["text"]
     _, plain = await replica.post("/v1/completions", request)
     assert {(choice["token_ids"], choice["prompt_token_ids"]) for choice in plain["choices"]} == {(None, None)}
+
+
+async def test_an_answer_goes_on_in_the_same_words_if_its_beginning_is_a_part_of_the_prompt(
+    replica: RunningReplica,
+) -> None:
+    asked = {"model": "sim", "prompt": "some words ", "max_tokens": 20, "return_token_ids": True}
+    _, whole = await replica.post("/v1/completions", asked)
+    (choice,) = whole["choices"]
+    begun = [*choice["prompt_token_ids"], *choice["token_ids"][:7]]
+    _, rest = await replica.post("/v1/completions", {**asked, "prompt": begun, "max_tokens": 13})
+    assert rest["choices"][0]["token_ids"] == choice["token_ids"][7:]
+
+
+async def test_a_chat_goes_on_in_the_same_words(replica: RunningReplica) -> None:
+    asked = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
+    _, whole = await replica.post("/v1/chat/completions", asked)
+    text = whole["choices"][0]["message"]["content"]
+    more = [*asked["messages"], {"role": "assistant", "content": text[: 4 * 7]}]
+    going_on = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 13}
+    _, rest = await replica.post("/v1/chat/completions", {**asked, "messages": more, **going_on})
+    assert rest["choices"][0]["message"]["content"] == text[4 * 7 :]

@@ -29,7 +29,7 @@ def generate(
     builder.text(name * tokens * 4)
     prompt = builder.build()
     tag = EventTag("session", full_report)
-    generation = Generation(engine, [prompt], [text_answer(prompt.seed, max_tokens)], tag=tag)
+    generation = Generation(engine, [prompt], [text_answer(prompt, max_tokens)], tag=tag)
     generation.start()
     return generation
 

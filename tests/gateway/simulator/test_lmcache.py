@@ -144,6 +144,6 @@ def submit(engine: SimEngine, name: str, tokens: int) -> Generation:
     builder = PromptBuilder()
     builder.text(name * 4 * tokens)
     prompt = builder.build()
-    generation = Generation(engine, [prompt], [text_answer(prompt.seed, 1)])
+    generation = Generation(engine, [prompt], [text_answer(prompt, 1)])
     generation.start()
     return generation

@@ -50,7 +50,7 @@ def test_the_next_turn_of_a_conversation_starts_with_the_tokens_and_blocks_of_th
 def test_an_answer_sent_back_has_the_tokens_that_were_generated() -> None:
     question = [{"role": "user", "content": "why?"}]
     prompt = render_chat(question, ImageReader())
-    pieces = text_answer(prompt.seed, 5).pieces
+    pieces = text_answer(prompt, 5).pieces
     messages = [*question, {"role": "assistant", "content": "".join(pieces)}]
     assert render_chat(messages, ImageReader()).tokens.startswith(prompt.tokens + b"".join(map(token_of, pieces)))
 
