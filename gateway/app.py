@@ -54,6 +54,7 @@ from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
 from gateway.relay.request_record import Recorder
+from gateway.relay.resumptions import Resumptions
 from gateway.relay.stored_objects import StoredObjects
 from gateway.reload import NO_FILES, ConfigFiles, Reload
 from gateway.replicas.discovery.added import AddedReplicas
@@ -168,6 +169,7 @@ class Gateway:
         self.holds.use(settings.queue)
         self.attempts.use(settings)
         self.elsewhere.use(settings.retries)
+        self.resumptions.use(settings.resume)
         self.proxy.use(settings.timeouts)
         self.ledger.use(settings.billing)
         self.usage.use(settings.billing)
@@ -201,6 +203,7 @@ class Gateway:
         """What sends requests to replicas."""
         settings, fleet, metrics = self.settings, self.fleet, self.metrics
         self.elsewhere = Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics)
+        self.resumptions = Resumptions(settings.resume, self.admission, metrics)
         charges = Charges(tenants, fleet)
         return Attempts(
             settings,
@@ -217,6 +220,7 @@ class Gateway:
             relay=Relay(self.reader, objects, Audit(metrics, self.tasks, fleet.block_tokens), progress, charges),
             charges=charges,
             fallbacks=Fallbacks(fleet),
+            resumptions=self.resumptions,
             metrics=metrics,
         )
 

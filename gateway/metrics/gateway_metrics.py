@@ -88,6 +88,7 @@ class Metrics:
         self._add_queue()
         self._add_tokens()
         self._add_trouble()
+        self._add_streams()
         self._add_store()
         self._add_fleet()
 
@@ -219,10 +220,6 @@ class Metrics:
         self.retries_withheld = self._counter(
             "kvgate_retries_withheld", "Retries that were not made because the retry budget was spent."
         )
-        self.broken_streams = self._counter(
-            "kvgate_broken_streams",
-            "Answers, streamed or large, that broke after their first byte. A stream then ends with an error event.",
-        )
         self.disconnects = self._counter(
             "kvgate_client_disconnects", "Requests whose client hung up before the answer was complete."
         )
@@ -234,6 +231,19 @@ class Metrics:
         self.gateway_ready = self._gauge("kvgate_gateway_ready", "1 while /ready answers 200.")
         self.discovery_up = self._gauge(
             "kvgate_discovery_up", "1 while a discovery source can say which replicas there are.", "source"
+        )
+
+    def _add_streams(self) -> None:
+        self.broken_streams = self._counter(
+            "kvgate_broken_streams",
+            "Answers, streamed or large, that broke after their first byte. A stream then ends with an error event.",
+        )
+        self.resumptions = self._counter(
+            "kvgate_stream_resumptions",
+            "Streams that broke after their first byte, by outcome: the rest comes from another replica, by token ids "
+            "(exact) or by text; only the end was missing (closed); or the stream ended with an error event (none). "
+            "The reason is why it broke, or why it could not go on.",
+            "outcome reason",
         )
 
     def _add_store(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from coordinator.placement import NOTHING
 from coordinator.registry import ASLEEP
@@ -13,12 +14,14 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.beginnings import Said, begins, begun, declined, failure_of, gathered, says
 from gateway.relay.charges import Charges
+from gateway.relay.continuation import NotResumable
 from gateway.relay.elsewhere import Elsewhere
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
 from gateway.relay.relay import Relay, StreamBroken
 from gateway.relay.reply import Reply
+from gateway.relay.resumptions import Resumptions
 from gateway.relay.retries import (
     RETRIED_STATUSES,
     Failure,
@@ -68,8 +71,10 @@ class Attempts:
         relay: Relay,
         charges: Charges,
         fallbacks: Fallbacks,
+        resumptions: Resumptions,
         metrics: Metrics,
     ) -> None:
+        self._resumptions = resumptions
         self._fallbacks = fallbacks
         self.use(settings)
         self._deadlines = Deadlines()
@@ -109,22 +114,50 @@ class Attempts:
         try:
             if self._fallbacks.is_due(job):
                 self._fall_back(job, tries, reply, NO_REPLICA)
-            while not await self._is_answered(job, tries, reply, held):
-                if not self._elsewhere.is_uncompared(job, tries):
-                    self._count(tries, was_answered=False)
-                if not self._fall_back(job, tries, reply, "failed" if tries.failures else NO_REPLICA):
-                    break
-            else:
-                return
+            now: Job | None = job
+            while now is not None:
+                now = await self._is_over(job, now, tries, reply, held)
         except ApiError as error:
             reply.trace.failed(error.code)
             raise
         finally:
             held.let_go()
-            if tries.tickets and tries.ticket.used is None:
-                self._charges.untold(job, tries.ticket)
+            if reply.tickets and reply.tickets[-1].used is None:
+                self._charges.untold(job, reply.tickets[-1])
             tries.done()
-        self._give_up(job, tries, reply)
+
+    async def _is_over(self, job: Job, now: Job, tries: Tries, reply: Reply, held: HeldBytes) -> Job | None:
+        """Tries `now`: the request, or the one for the rest of its stream. Returns the next one for the rest, if its
+        stream breaks; None if the client has got all."""
+        try:
+            while not await self._is_answered(now, tries, reply, held):
+                if not self._elsewhere.is_uncompared(now, tries):
+                    self._count(tries, was_answered=False)
+                if not self._fall_back(now, tries, reply, "failed" if tries.failures else NO_REPLICA):
+                    self._give_up(now, tries, reply)
+                    return None
+            return None
+        except StreamBroken as broken:
+            return self._goes_on(job, tries, reply, broken)
+        except ApiError as error:
+            if tries.seam is None or tries.seam.times == 0:
+                raise
+            raise self._broken(StreamBroken(error.code, by_replica=True), "no other replica could") from error
+
+    def _goes_on(self, job: Job, tries: Tries, reply: Reply, broken: StreamBroken) -> Job | None:
+        """The request for the rest of a stream. None if only its end is missing, which is sent. Raises ApiError."""
+        try:
+            rest = self._resumptions.next(job, tries, broken.reason.partition(":")[0])
+        except NotResumable as why:
+            raise self._broken(broken, f"not resumable: {why.reason}") from broken
+        if rest is None and tries.seam is not None:
+            reply.end(tries.seam.close())
+        return rest
+
+    def _broken(self, broken: StreamBroken, why: str) -> ApiError:
+        self._metrics.broken_streams.inc()
+        message = f"The replica broke off this answer ({broken.reason}); it is incomplete, and did not go on ({why})."
+        return ApiError(502, "stream_broken", message)
 
     async def _is_answered(self, job: Job, tries: Tries, reply: Reply, held: HeldBytes) -> bool:
         """Tries the replicas of its model. False if no replica is left, and nobody has answered."""
@@ -172,6 +205,9 @@ class Attempts:
             ticket.other_name = job.other_name
             tries.last = ticket
             tries.tickets.append(ticket)
+            reply.tickets = tries.tickets
+            if tries.seam is not None:
+                ticket.seen_tokens = tries.seam.seen_tokens
         return ticket
 
     def _refuse_revoked(self, job: Job, ticket: Ticket) -> None:
@@ -281,8 +317,7 @@ class Attempts:
                 return self._doubted(ticket, failure)
             if answer.status >= 400 and self._elsewhere.is_refused_here(job, tries, answer, is_whole):
                 return await declined(answer, held)
-            if answer.status < 400:
-                self._taken(job, ticket, streamed)
+            self._taken(job, tries, answer, streamed)
             reply.trace.answered()
             self._failures.succeeded(ticket, answer.status < 400 and job.method == "POST")
             if tries.failures:
@@ -290,7 +325,7 @@ class Attempts:
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer, said.document)
             else:
-                await self._relayed(job, ticket, reply, answer, held, said if streamed else None)
+                await self._relayed(job, tries, reply, answer, held, said if streamed else None)
             return None
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
@@ -315,16 +350,21 @@ class Attempts:
         self._refuse_replay(job, ticket, answer, error.reason)
         return self._doubted(ticket, Failure(error.reason))
 
-    def _waiting(self, job: Job, tries: Tries, limit: Limit) -> WaitingAttempt:
+    def _waiting(self, job: Job, tries: Tries, limit: Limit, has_begun: bool = False) -> WaitingAttempt:
         others, may_leave = self._elsewhere.others(job, tries), not job.has_effects
         replica, tickets = tries.ticket.replica, tries.tickets
-        return self._moves.attempt(replica, others, tickets, limit, may_leave, tries.has_stalled, len(job.body))
+        size_bytes = len(job.body)
+        return self._moves.attempt(replica, others, tickets, limit, may_leave, tries.has_stalled, size_bytes, has_begun)
 
-    def _taken(self, job: Job, ticket: Ticket, streamed: bool) -> None:
-        """The replica answers the request."""
+    def _taken(self, job: Job, tries: Tries, answer: Answer, streamed: bool) -> None:
+        """The replica answers the request. Raises StreamBroken if it does not give the rest of a stream."""
+        if tries.seam is not None and not streamed:
+            raise StreamBroken(f"status_{answer.status}", by_replica=False)
+        if answer.status >= 400:
+            return
         if not streamed and job.endpoint.computes_prompt:
-            ticket.computed()
-        if job.images and (member := self._fleet.members.get(ticket.replica)):
+            tries.ticket.computed()
+        if job.images and (member := self._fleet.members.get(tries.ticket.replica)):
             member.takes_media = True
 
     def _learn_from(self, job: Job, tries: Tries, answer: Answer) -> None:
@@ -349,23 +389,40 @@ class Attempts:
             raise ApiError(400, "no_events", message, "stream")
 
     async def _relayed(
-        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, said: Said | None
+        self, job: Job, tries: Tries, reply: Reply, answer: Answer, held: HeldBytes, said: Said | None
     ) -> None:
-        """Passes on a large answer, or a stream that has begun, and has `said` so much."""
+        """Passes on a large answer, or a stream that has begun, and has `said` so much. Raises StreamBroken."""
+        ticket = tries.ticket
         try:
             if said is None:
                 await self._relay.large(job, ticket, reply, answer, held)
             else:
-                await self._relay.stream(job, ticket, reply, answer, held, said.plain_bytes)
+                self._resumptions.begin(job, tries)
+                with self._watched(job, tries, reply):
+                    await self._relay.stream(job, tries, reply, answer, held, said.plain_bytes)
             self._failures.ended_well(ticket)
         except StreamBroken as broken:
-            self._charges.untold(job, ticket, by_time=said is None)
+            self._charges.untold(job, ticket, by_time=said is None)  # unless the stream goes on elsewhere
             if broken.by_replica:
                 self._failures.broke_off(ticket)
                 self._fleet.recheck(ticket.replica)
-            self._metrics.broken_streams.inc()
-            message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
-            raise ApiError(502, "stream_broken", message) from broken
+            raise
+
+    @contextmanager
+    def _watched(self, job: Job, tries: Tries, reply: Reply) -> Iterator[None]:
+        """A stream that could go on elsewhere leaves a replica that falls silent and counts as gone."""
+        if tries.sent is None and tries.seam is None:
+            yield
+            return
+        waiting: WaitingAttempt | None = None
+        try:
+            with (
+                self._deadlines.within(None, reply.task) as limit,
+                self._waiting(job, tries, limit, has_begun=True) as waiting,
+            ):
+                yield
+        except TimeoutError as error:
+            raise StreamBroken(waiting.move_reason if waiting else "timeout", by_replica=True) from error
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.

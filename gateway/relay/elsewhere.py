@@ -79,8 +79,11 @@ class Elsewhere:
         return any(self._fleet.is_ready(name) and not self._failures.errs_in_a_row(name) for name in left)
 
     def avoided(self, job: Job, tries: Tries) -> list[str]:
-        """The replicas not to ask: those that were asked, and those that this gateway cannot reach."""
+        """The replicas not to ask: those that were asked, those that this gateway cannot reach, and the one that broke
+        its stream off if there is another one."""
         lost = () if job.pinned else self._moves.unreachable(job.served.replicas, job.served.pool)
+        if tries.left and any(self._fleet.is_ready(name) for name in job.could_serve() if name != tries.left):
+            return [*tries.replicas, *lost, tries.left]
         return [*tries.replicas, *lost]
 
     def others(self, job: Job, tries: Tries) -> Collection[str]:

@@ -8,6 +8,8 @@ ready, and if one of these holds:
 - The registry says that its replica sleeps. Then the attempt ends at once, whether or not another replica is ready.
 - The registry says that its replica is ready, but this gateway cannot reach it.
 
+Streams that can go on elsewhere (resumptions.py) move in the same way after their first byte.
+
 Attempts of one replica move within a second, not all at once. They stay if a large part of the pool died at the same
 time (`PoolDeaths`), or if the replica does not answer checks in time but still works.
 
@@ -52,11 +54,11 @@ _MAX_DEAD_SHARE = 1 / 3
 
 
 class WaitingAttempt:
-    """One attempt, from its placement until its client gets a byte."""
+    """One attempt, until its client gets a byte; or from then on, if its stream can go on elsewhere."""
 
     __slots__ = (
-        "_limit", "_moves", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member", "move_reason", "replica",
-        "serving", "since_s", "size_bytes", "tried",
+        "_limit", "_moves", "has_begun", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member",
+        "move_reason", "replica", "serving", "since_s", "size_bytes", "tried",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +72,7 @@ class WaitingAttempt:
         may_leave: bool,
         has_stalled: bool,
         size_bytes: int,
+        has_begun: bool,
     ) -> None:
         self._moves = moves
         self._limit = limit
@@ -82,6 +85,8 @@ class WaitingAttempt:
         """Whether the request may be sent again. One with effects may not."""
         self.has_stalled = has_stalled
         """Whether an earlier attempt of the request was a stall."""
+        self.has_begun = has_begun
+        """Whether its client has got the first byte: then its rest can move."""
         self.is_stall = False
         self.size_bytes = size_bytes
         self.since_s = 0.0
@@ -138,11 +143,14 @@ class Moves:
         may_leave: bool = True,
         has_stalled: bool = False,
         size_bytes: int = 0,
+        has_begun: bool = False,
     ) -> WaitingAttempt:
         """`with moves.attempt(…) as waiting:` surrounds an attempt until its client gets a byte, inside `limit`. The
         attempt may move to the replicas in `serving` that are not in `tried`."""
         member = self._fleet.members.get(replica)
-        return WaitingAttempt(self, replica, member, serving, tried, limit, may_leave, has_stalled, size_bytes)
+        return WaitingAttempt(
+            self, replica, member, serving, tried, limit, may_leave, has_stalled, size_bytes, has_begun
+        )
 
     async def answers(self, replica: str) -> bool:
         """Whether the replica answers now."""
@@ -277,6 +285,8 @@ class Moves:
     def _is_stall(self, waiting: WaitingAttempt, member: Member, record: ReplicaRecord) -> bool:
         """Whether this request may be what keeps the replica busy: the replica has answered no check since it came, and
         no longer request of this gateway waits there."""
+        if waiting.has_begun:
+            return False
         is_quiet = record.state == "hung" or (member.is_silent and member.answered_s < waiting.since_s + _READ_S)
         return is_quiet and all(waiting.size_bytes >= each.size_bytes for each in self.waiting[waiting.replica])
 

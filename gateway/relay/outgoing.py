@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from gateway.relay.token_ids import ASK, asked_token_ids
+from coordinator.placement import Placement
+from gateway.relay.token_ids import ASK
 from gateway.replicas.fleet import Fleet
 from gateway.request.paths import with_model_in_query
 from gateway.request.reader import Job
@@ -52,12 +53,20 @@ class Outgoing:
             if asks:
                 asked["stream_options"] = {"include_usage": True}
         if ticket.placement is not None and not job.is_batch:
-            if ticket.placement.report:
+            if ticket.placement.report and "x-session-id" in job.headers:
                 asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
-            if asked_token_ids(job, ticket) is not None:
-                asked |= ASK
+            if _must_tell_ids(job, ticket.placement):
+                ticket.asks_ids = True
+        ticket.asks_ids = ticket.asks_ids or (job.asks_ids and self._fleet.tells_ids(ticket.replica))
+        if ticket.asks_ids and not job.wants_token_ids:
+            asked |= ASK
         body = with_fields(job.body, asked) if asked else (job.body,)
         return _with_model(job, body, ticket.other_name) if ticket.other_name and job.body else body
+
+
+def _must_tell_ids(job: Job, placement: Placement) -> bool:
+    """Whether the replica's agent follows an engine by the token ids of prompts, and of this one."""
+    return placement.mode == "token_ids" and bool(placement.claimed_from) and job.endpoint.returns_token_ids
 
 
 def _with_model(job: Job, body: Sequence[Buffer], name: str) -> Sequence[Buffer]:

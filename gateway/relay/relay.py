@@ -23,7 +23,8 @@ from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay
 from gateway.relay.stored_objects import StoredObjects
-from gateway.relay.token_ids import asked_token_ids
+from gateway.relay.token_ids import without_ids
+from gateway.relay.tries import Tries
 from gateway.replicas.hangs import AnswerProgress
 from gateway.request.reader import Job, Reader
 from gateway.routing.ticket import Ticket
@@ -72,8 +73,7 @@ class Relay:
         body = answer.take()
         self._pieces[ticket.replica] += 1
         if ticket.is_computed:
-            token_ids = asked_token_ids(job, ticket)
-            body = token_ids.take_from_body(body) if token_ids is not None else body
+            body = without_ids(body) if _hides_ids(job, ticket) else body
             document = self._read(job, ticket, body) if document is None else document
             self._learn(job, ticket, reply, document)
         name = _asked_name(job, ticket, answer)
@@ -126,20 +126,13 @@ class Relay:
         await _ended(reply, last if name is None else name.in_piece(last) + name.rest(), drained)
 
     async def stream(
-        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, plain_bytes: int
+        self, job: Job, tries: Tries, reply: Reply, answer: Answer, held: HeldBytes, plain_bytes: int
     ) -> None:
         """Passes on events as they come. So many bytes of its beginning are known not to say that it is unfinished.
         Raises StreamBroken if the stream breaks off."""
-        watch = self._begun(job, ticket, reply)
-        token_ids = asked_token_ids(job, ticket)
-        edit = token_ids.take_from_events if token_ids is not None else None
-        of, strips = job.endpoint, job.strip_usage or ticket.asks_usage
-        events = EventRelay(
-            strips, of.ends, edit, of.token_mark, job.choices, of.ending_words, job.has_effects, plain_bytes
-        )
-        ticket.seen_tokens = partial(_seen_tokens, job, events)
-        reason, pieces = "", self._pieces
-        name = AskedName(ticket.other_name, job.model) if ticket.other_name and job.model else None
+        ticket = tries.ticket
+        watch, events = self._begun(job, ticket, reply), _event_relay(job, tries, plain_bytes)
+        reason, pieces, as_asked = "", self._pieces, _as_asked(job, tries)
 
         def complete(piece: bytes) -> bytes:
             ready = events.feed(piece)
@@ -147,12 +140,12 @@ class Relay:
                 pieces[ticket.replica] += 1
             elif ready:
                 watch(ready)
-            return ready if name is None else name.in_events(ready)
+            return as_asked(ready)
 
         def pass_on(piece: bytes) -> bool:
             nonlocal reason
             ready = complete(piece)
-            reason = events.unfinished or ("" if ready else _why_not_held(events.held_bytes, held))
+            reason = events.unfinished or tries.why_lost or ("" if ready else _why_not_held(events.held_bytes, held))
             has_room = not ready or reply.more(ready)
             return has_room and not reason
 
@@ -167,12 +160,12 @@ class Relay:
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         ready = complete(last) if last else b""
-        rest = events.finish() if name is None else name.in_events(events.finish())
-        if reason := reason or events.why_incomplete:
+        rest = as_asked(events.finish())
+        if reason := reason or events.why_incomplete or tries.why_lost:
             if ready:
                 reply.more(ready)
             raise StreamBroken(reason, by_replica=False)
-        self._learn(job, ticket, reply, {"usage": events.usage})
+        self._learn(job, ticket, reply, {"usage": tries.whole_usage(events.usage)})
         ticket.forces_usage = events.forces_usage
         ticket.done()
         await _ended(reply, ready + rest, drained)
@@ -243,6 +236,30 @@ def _seen_tokens(job: Job, events: EventRelay) -> int:
     usage = read_usage(events.usage)
     told = max(sum(events.running_tokens.values()), usage.output_tokens if usage is not None else 0)
     return max(0, parts, told)
+
+
+def _event_relay(job: Job, tries: Tries, plain_bytes: int) -> EventRelay:
+    """What reads the events of an attempt's stream."""
+    ticket, of, sent = tries.ticket, job.endpoint, tries.sent if tries.seam is None else None
+    strips, hides = job.strip_usage or ticket.asks_usage, _hides_ids(job, ticket)
+    words, has_effects = of.ending_words, job.has_effects
+    events = EventRelay(strips, of.ends, hides, of.token_mark, job.choices, words, has_effects, plain_bytes, sent)
+    if tries.seam is None:
+        ticket.seen_tokens = partial(_seen_tokens, job, events)
+    return events
+
+
+def _as_asked(job: Job, tries: Tries) -> Callable[[bytes], bytes]:
+    """Turns a replica's events into what the client has asked for."""
+    if tries.seam is not None:
+        return tries.seam.events
+    other_name = tries.ticket.other_name
+    return AskedName(other_name, job.model).in_events if other_name and job.model else bytes
+
+
+def _hides_ids(job: Job, ticket: Ticket) -> bool:
+    """Whether the answer has token ids that only the gateway wants."""
+    return ticket.asks_ids and not job.wants_token_ids
 
 
 def _asked_name(job: Job, ticket: Ticket, answer: Answer) -> AskedName | None:

@@ -163,7 +163,9 @@ class Reply:
         self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
 
     def start_stream(self, answer: Answer) -> None:
-        """Begins a stream of events."""
+        """Begins a stream of events. Does nothing if it goes on at another replica."""
+        if self.first_byte_s is not None:
+            return
         self.first_byte_s = time.perf_counter() - self._started
         headers = passed_headers(answer)
         given = {name for name, _ in headers}

@@ -10,7 +10,6 @@ The cost of a piece depends only on its new bytes, whatever a replica sends. Lar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from gateway.relay.endings import ABORT, may_be_unfinished, says_no_end, unfinished
@@ -22,6 +21,8 @@ from gateway.relay.events import (
     has_kind,
     split_events,
 )
+from gateway.relay.sent import Sent
+from gateway.relay.token_ids import without_ids
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -32,6 +33,9 @@ _LARGE_BYTES = 2**18
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s{0,9}:\s{0,9}(\d{1,15})')
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_IDS = b'"token_ids":['
+_NO_LOGPROBS = b',"logprobs":null'
+_EMPTY = b'"delta":{},'
 _GOES_ON = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}null')
 _LESSONS = 8
 """So many pieces of other forms may teach the usual form of events. (The first event of a chat has another one.)"""
@@ -42,22 +46,23 @@ _LONGEST_SEAM = 3
 class EventRelay:
     """Takes a replica's bytes, returns the client's bytes. One for each stream.
 
-    `ends`, `ending_words`: see `Endpoint`. `edit`, if given, turns events into those for the client. `token_mark` is a
-    key that each part of a choice has once; strings cannot imitate it, because quotation marks inside have a backslash.
+    `ends`, `ending_words`: see `Endpoint`. `hides_ids`: whether token ids are taken out. `token_mark` is a key that
+    each part of a choice has once; strings cannot imitate it, because quotation marks inside have a backslash.
     `may_be_cancelled`: see `endings.unfinished`. `plain_bytes`: so many bytes at the beginning are known not to say
-    that the stream is unfinished.
+    that the stream is unfinished. `sent` keeps the events as they came.
     """
 
     def __init__(
         self,
         strip_usage: bool,
         ends: tuple[bytes, ...],
-        edit: Callable[[bytes], bytes] | None = None,
+        hides_ids: bool = False,
         token_mark: bytes = b'"delta":',
         choices: int = 1,
         ending_words: tuple[bytes, ...] = (),
         may_be_cancelled: bool = False,
         plain_bytes: int = 0,
+        sent: Sent | None = None,
     ) -> None:
         self.parts = 0
         """The parts of choices that were passed on."""
@@ -76,12 +81,16 @@ class EventRelay:
         self._may_be_cancelled = may_be_cancelled
         self._plain_bytes = plain_bytes
         self._strip_usage = strip_usage
-        self._edit = edit
+        self._hides_ids = hides_ids
+        self._sent = sent
         self._token_mark = token_mark
         self._has_many_choices = choices > 1
-        self._lessons = _LESSONS if ending_words and not self._has_many_choices and edit is None else 0
+        self._lessons = _LESSONS if ending_words and not self._has_many_choices else 0
         self._usual_start, self._usual_end = b"", b"none yet"
         """The bytes around what differs between the events of one choice: all but its delta, before its end."""
+        self._start_bytes = self._end_bytes = self._mark_bytes = 0
+        self._ids_mark, self._hidden_end = b"", b""
+        """If token ids are taken out: what stands between the text and them, and the end of an event without them."""
         self._tail = bytearray()
 
     @property
@@ -133,37 +142,73 @@ class EventRelay:
         return first + self.feed(behind) if behind and not self.unfinished else first
 
     def finish(self) -> bytes:
-        """Call it at a clean end. Some servers leave out the blank line behind the last event: this is that event."""
+        """Call it at a clean end. Some servers leave out the blank line behind the last event: this is that event. If
+        the stream is not complete, the client does not get it."""
+        self._sent = None
         rest, self._tail = bytes(self._tail), bytearray()
         return self._passed(rest) if rest else b""
 
     def _passed(self, ready: bytes) -> bytes:
         is_one = ready.find(b"\n") == len(ready) - 2
         if is_one and ready.endswith(self._usual_end) and ready.startswith(self._usual_start):
-            self.parts += 1  # nothing in the event says more than a delta
-            return ready
+            usual = self._usual(ready) if self._sent is not None or self._hides_ids else ready
+            if usual:
+                self.parts += 1  # nothing in the event says more than a delta
+                return usual
         plain_bytes, self._plain_bytes = self._plain_bytes, 0
         if len(ready) > _LARGE_BYTES:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
         self.parts += ready.count(self._token_mark)
-        if self._edit is not None:
-            ready = self._edit(ready)
+        if self._sent is not None:
+            self._sent.add(ready)
+        original = ready
+        if self._hides_ids:
+            ready = without_ids(_without_empty(ready) if _EMPTY in ready else ready)
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
         if len(ready) > plain_bytes and may_be_unfinished(ready, self._ending_words):
             return self._checked(ready)
         self._look_for_end(ready)
         if is_one and self._lessons:
-            self._learn(ready)
+            self._learn(original)
         return ready
+
+    def _usual(self, event: bytes) -> bytes:
+        """An event of the usual form, without its token ids. Empty if it has another form after all."""
+        start, end = self._start_bytes, len(event) - self._end_bytes
+        if not self._hides_ids:
+            if self._sent is not None:
+                self._sent.add_part(event[start:end], b"")
+            return event
+        at = event.rfind(self._ids_mark, start)
+        text, ids = event[start:at], event[at + self._mark_bytes : end]
+        if at <= start or text == b"{}" or b"]" in ids:
+            return b""
+        if self._sent is not None:
+            self._sent.add_part(text, ids)
+        return event[:at] + self._hidden_end
 
     def _learn(self, event: bytes) -> None:
         """Learns the usual form from events without an end, an error and usage. Strings cannot imitate the keys."""
         self._lessons -= 1
         delta, reason = event.find(self._token_mark), event.rfind(b'"finish_reason"')
         is_form = event.startswith(b"data:") and 0 <= delta < reason and _GOES_ON.match(event, reason) is not None
-        if is_form and _HAS_USAGE.search(event) is None:
-            self._usual_start, self._usual_end = event[: delta + len(self._token_mark)], event[reason:]
+        if not is_form or _HAS_USAGE.search(event) is not None:
+            return
+        start, at = delta + len(self._token_mark), reason - 1
+        if event.endswith(_NO_LOGPROBS, 0, at):
+            at -= len(_NO_LOGPROBS)
+        ids = event.find(_IDS, at) if self._hides_ids else 0
+        if event[at : at + 1] != b"," or ids < 0:
+            return
+        if self._hides_ids:
+            end = event.find(b"]", ids)
+            self._ids_mark, self._usual_end = event[at : ids + len(_IDS)], event[end:]
+            self._hidden_end = self._ids_mark[:-1] + b"null" + event[end + 1 :]
+        else:
+            self._usual_end = event[at:]
+        self._usual_start = event[:start]
+        self._start_bytes, self._end_bytes, self._mark_bytes = start, len(self._usual_end), len(self._ids_mark)
 
     def _look_for_end(self, ready: bytes) -> None:
         if not self.saw_end:
@@ -192,8 +237,10 @@ class EventRelay:
         if len(event) <= _LARGE_BYTES:
             return self._passed(event)
         self.parts += event.count(self._token_mark)
-        if self._edit is not None:
-            event = self._edit(event)
+        if self._sent is not None:
+            self._sent.lose("length")
+        if self._hides_ids:
+            event = without_ids(event)
         if says_no_end(event[-WINDOW_BYTES:]):
             self.unfinished = str(ABORT)
             return b""
@@ -232,6 +279,12 @@ class EventRelay:
         index, tokens = choice.get("index") if isinstance(choice, dict) else None, usage.get("completion_tokens")
         if type(index) is int and type(tokens) is int:
             self.running_tokens[index] = max(tokens, self.running_tokens.get(index, 0))
+
+
+def _without_empty(events: bytes) -> bytes:
+    """Without the events that vLLM sends only to tell token ids: its parsers have no text for them yet."""
+    kept = (event for event in split_events(events) if _EMPTY not in event or _GOES_ON.search(event) is None)
+    return b"".join(kept)
 
 
 def next_sequence_number(events: bytes) -> int:

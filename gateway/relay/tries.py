@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.relay.retries import Failure
+from gateway.relay.seam import Seam
+from gateway.relay.sent import Sent
 from gateway.routing.ticket import Ticket
 
 
 class Tries:
     """Where a request was tried, and how each attempt failed. Only `Attempts` changes it."""
 
-    __slots__ = ("failures", "last", "rounds", "tickets")
+    __slots__ = ("failures", "last", "left", "rounds", "seam", "sent", "tickets")
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
@@ -19,6 +23,12 @@ class Tries:
         """The newest ticket; also one that does not count as a try."""
         self.rounds = 0
         """How often it was tried everywhere in vain, and began again."""
+        self.sent: Sent | None = None
+        """What the client has got of the answer's first stream, if that could go on elsewhere."""
+        self.seam: Seam | None = None
+        """What the client has got since the stream broke first."""
+        self.left = ""
+        """The replica that broke the stream off last; empty if none has."""
 
     @property
     def ticket(self) -> Ticket:
@@ -28,6 +38,15 @@ class Tries:
     @property
     def replicas(self) -> list[str]:
         return [ticket.replica for ticket in self.tickets]
+
+    @property
+    def why_lost(self) -> str:
+        """Why the rest of a stream does not fit to what the client had; empty if it does."""
+        return self.seam.why_lost if self.seam is not None else ""
+
+    def whole_usage(self, usage: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The usage of the whole answer, by that of its last stream."""
+        return usage if self.seam is None or usage is None else self.seam.usage(usage)
 
     @property
     def has_stalled(self) -> bool:
@@ -40,8 +59,16 @@ class Tries:
         self.failures.clear()
         self.rounds += 1
 
+    def go_on(self) -> None:
+        """The rest of the answer is asked for elsewhere, as if nothing had been tried. The load of the attempt that
+        broke is given back by the next placement."""
+        self.left = self.ticket.replica
+        self.tickets, self.failures = [], []
+
     def done(self) -> None:
         """No attempt holds load any more."""
+        if self.sent is not None:
+            self.sent.lose("over")
         for ticket in self.tickets:
             ticket.done()
         if self.last is not None and self.last not in self.tickets:

@@ -256,6 +256,11 @@ class Fleet:
             return None
         return not member.forces_usage
 
+    def tells_ids(self, replica: str) -> bool:
+        """Whether its engine tells token ids if it is asked: other engines than vLLM may refuse the question."""
+        member = self.members.get(replica)
+        return member is not None and any(card.document.get("owned_by") == "vllm" for card in member.cards)
+
     def learn_usage(self, replica: str, forces_usage: bool | None) -> None:
         """The first stream of a replica has ended. None: it has shown nothing, and the next one may."""
         if (member := self.members.get(replica)) is not None:

@@ -49,6 +49,11 @@ class Admission:
         """Counts `count` bytes of an answer as held. False if that exceeds the limit."""
         return self.held_bytes.try_take(_ANSWERS, count)
 
+    def try_spare(self, count: int, share: float) -> bool:
+        """Counts `count` bytes as held if no more than this share of the limit is held then."""
+        has_room = self.held_bytes.taken + count <= share * self.held_bytes.limit
+        return has_room and self.try_hold(count)
+
     def hold(self, count: int) -> None:
         """Counts `count` bytes of an answer that are in memory already, even if that exceeds the limit."""
         self.held_bytes.take(_ANSWERS, count)

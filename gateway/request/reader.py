@@ -46,6 +46,8 @@ _INLINE_STEPS: Final = 3000
 _COPIES: Final = 3
 _PARSED_BYTES_PER_BYTE: Final = 10
 _MAX_PARSED_BYTES: Final = 200 * 2**20
+_MAX_TOLD_TOKENS: Final = 16_384
+"""An engine that tells token ids begins with those of the prompt, in six bytes each. Those of longer ones take long."""
 _TURN_S: Final = 60.0
 
 
@@ -104,6 +106,10 @@ class Job:
     """False if the engine must compute every prompt token, because the client wants prompt logprobs."""
     wants_token_ids: bool = False
     """Whether the client asked for token ids itself."""
+    not_resumed: str = "api"
+    """Why its stream could not go on at another replica; empty if it could."""
+    asks_ids: bool = False
+    """Whether its stream could go on by token ids, so that its replica is asked for them."""
     choices: int = 1
     """How many answers the engine generates side by side, of all prompts together."""
     max_output_tokens: int | None = None
@@ -130,6 +136,8 @@ class Job:
     """Whether the engine goes on without the client: its answer, or its connection, ends before it is generated."""
     billed_at_s: float = 0.0
     """The moment of which days, weeks and months it counts to budgets (Unix time); 0 before it was placed."""
+    stays: bool = False
+    """Whether only its backend can serve it: the beginning of its answer comes from there."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 
@@ -158,6 +166,8 @@ class Job:
         """Replicas may have come or gone. It stays as it was if nobody serves its model any more, or if one replica is
         to serve it."""
         backends = fleet.backends(self.placed_as)
+        if self.stays:
+            backends = tuple(each for each in backends if each.backend == self.served.backend)
         if backends and not self.pinned:
             self.backends, self.offer = backends, fleet.offers.get(self.placed_as or "")
             self.aim(next((each for each in backends if each.backend == self.served.backend), backends[0]))
@@ -315,6 +325,7 @@ class Reader:
         job.choices, job.max_output_tokens = parsed.choices, parsed.max_output_tokens
         job.refers_to = parsed.refers_to
         job.has_tools, job.is_background = parsed.has_tools, parsed.is_background
+        job.not_resumed = parsed.not_resumed
         job.has_effects = parsed.has_effects or may_have_effects(job.method, job.endpoint)
         job.prompt, job.is_batch = parsed.prompt, parsed.is_batch
         if job.prompt is not None and job.prompt.keys:
@@ -323,6 +334,8 @@ class Reader:
             job.needed_tokens = job.prompt_tokens + (job.max_output_tokens or 0) // job.choices
             if not job.is_batch:  # the engine's events repeat this id, which shows the prompt's blocks
                 job.headers["x-session-id"] = job.prompt.keys[-1]
+            may_ask_ids = not job.prompt.images and job.prompt_tokens <= _MAX_TOLD_TOKENS
+            job.asks_ids = may_ask_ids and not job.not_resumed and not parsed.parses_tools
             if job.prompt.images:
                 job.refusing = self._fleet.refusing_media()
             if parsed.other_prompts:

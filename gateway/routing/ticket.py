@@ -47,6 +47,8 @@ class Ticket:
     """Whether the store has ended its reservation, and found no other replica."""
     asks_usage: bool = field(default=False, init=False)
     """Whether the gateway asks for the usage of a stream, and takes it out of what the client gets."""
+    asks_ids: bool = field(default=False, init=False)
+    """Whether its replica is asked for token ids."""
     shows_usage: bool = field(default=False, init=False)
     """Whether the stream is sent as it came. Its end then shows whether the replica tells usage by itself."""
     forces_usage: bool | None = field(default=None, init=False)

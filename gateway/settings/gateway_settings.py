@@ -27,7 +27,13 @@ from gateway.settings.budget_settings import Budgets
 from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError, build, merged, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
-from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
+from gateway.settings.limit_settings import (
+    HealthSettings,
+    LimitSettings,
+    ResumeSettings,
+    RetrySettings,
+    TimeoutSettings,
+)
 from gateway.settings.model_settings import ModelSettings, check_models
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings, QueueSettings, TenantSettings
@@ -235,6 +241,7 @@ class GatewaySettings(Section):
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     retries: RetrySettings = RetrySettings()
+    resume: ResumeSettings = ResumeSettings()
     health: HealthSettings = HealthSettings()
     security: SecuritySettings = SecuritySettings()
     store: StoreSettings = StoreSettings()

@@ -38,6 +38,14 @@ class RetrySettings(Section):
     max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
 
 
+class ResumeSettings(Section):
+    """When a stream that breaks goes on at another replica."""
+
+    enabled: bool = True
+    max_resumptions: Annotated[int, Field(ge=1, le=16)] = 3
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
+
+
 class HealthSettings(Section):
     timeout_s: Seconds = 1
     hang_s: Seconds = 10

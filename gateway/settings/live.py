@@ -12,7 +12,19 @@ from gateway.settings.config_file import SettingsError
 from gateway.settings.gateway_settings import GatewaySettings
 
 LIVE = (
-    *("replicas", "discovery", "models", "tenants", "limits", "timeouts", "retries", "health", "policy", "billing"),
+    *(
+        "replicas",
+        "discovery",
+        "models",
+        "tenants",
+        "limits",
+        "timeouts",
+        "retries",
+        "resume",
+        "health",
+        "policy",
+        "billing",
+    ),
     *("queue.max_wait_s", "queue.prefill_tokens_per_s", "queue.wait_s", "queue.starve_s", "queue.max_waiting"),
     *("queue.max_waiting_per_tenant", "queue.engine_priority", "queue.keep_alive_s", "queue.hold_s", "queue.models"),
     *("security.api_keys", "security.expose_decisions", "security.allow_priority", "security.allow_origins"),

@@ -1,4 +1,5 @@
-"""After the first byte no retry is possible: a broken stream ends with an error, and is never cut short silently."""
+"""A broken stream that cannot go on elsewhere ends with an error, and is never cut short silently. (Those that can are
+in test_resumed_streams.py.)"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import openai
 import pytest
 
 from tests.chaos.stage import Stage
-from tests.cluster.clients import CHAT, ask, chat, held_stream, last_event
+from tests.cluster.clients import CHAT, ask, chat, last_event
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
 
@@ -26,11 +27,11 @@ PROMPTS = (CHAT, "/v1/completions", "/v1/messages", "/v1/responses")
 
 
 def streamed(stage: Stage, path: str, max_tokens: int = 8) -> dict[str, Any]:
-    """A streaming request in the API of its path."""
+    """A streaming request in the API of its path, whose answer cannot go on elsewhere."""
     text = stage.new_prompt()
     prompt: dict[str, Any] = {
-        CHAT: {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens},
-        "/v1/completions": {"prompt": text, "max_tokens": max_tokens},
+        CHAT: {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "logprobs": True},
+        "/v1/completions": {"prompt": text, "max_tokens": max_tokens, "logprobs": 0},
         "/v1/messages": {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens},
         "/v1/responses": {"input": text, "max_output_tokens": max_tokens},
     }[path]
@@ -42,7 +43,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(stage: Stage, fault
     text, owner = await stage.warm_prompt()
     broken = await stage.metric(stage.urls[0], "kvgate_broken_streams_total")
     await stage.fail(owner, **fault)
-    answer = await ask(stage.http, stage.urls[0], text, max_tokens=8, stream=True)
+    answer = await ask(stage.http, stage.urls[0], text, max_tokens=8, stream=True, logprobs=True)
     assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (200, owner.id)
     *events, last = [event for event in answer.text.split("\n\n") if event]
     assert len(events) == 4, "the role and three tokens"
@@ -58,7 +59,7 @@ async def test_the_openai_sdk_raises_on_a_stream_that_breaks(stage: Stage, fault
     text, owner = await stage.warm_prompt()
     await stage.fail(owner, **fault)
     async with openai.AsyncOpenAI(base_url=f"{stage.urls[0]}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(**chat(text, max_tokens=8), stream=True)
+        stream = await client.chat.completions.create(**chat(text, max_tokens=8), stream=True, logprobs=True)
         with pytest.raises(openai.APIError, match="incomplete"):
             await read(stream)
 
@@ -178,18 +179,3 @@ async def test_a_stream_that_its_engine_aborts_ends_with_an_error_event(stage: S
 
 async def abort_requests(stage: Stage, url: str) -> None:
     (await stage.http.post(f"{url}/abort_requests", json={})).raise_for_status()
-
-
-async def test_killing_a_replica_breaks_its_streams_and_no_other(stage: Stage) -> None:
-    text, owner = await stage.warm_prompt()
-    other_text, other = await stage.warm_prompt()
-    while other is owner:
-        other_text, other = await stage.warm_prompt()
-    async with (
-        held_stream(stage.http, stage.urls[0], text) as doomed,
-        held_stream(stage.http, stage.urls[1], other_text, max_tokens=60) as safe,
-    ):
-        owner.kill()
-        assert last_event(await doomed.rest())["error"]["code"] == "stream_broken"
-        assert (await safe.rest()).endswith("data: [DONE]\n\n")
-    await eventually(stage.all_load_is_given_back)

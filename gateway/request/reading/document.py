@@ -21,6 +21,7 @@ from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
 from gateway.request.reading.model_field import Span
 from gateway.request.reading.output import output_of, prompts_of, runs_tools
+from gateway.request.reading.resumable import why_not_resumed
 from gateway.request.reading.structure import check_structure
 
 Body = bytes | bytearray
@@ -99,6 +100,10 @@ class ParsedBody:
     """Whether the engine goes on without a client."""
     has_tools: bool = False
     """Whether the body offers tools."""
+    parses_tools: bool = False
+    """Whether the engine looks for calls of tools in the answer."""
+    not_resumed: str = "api"
+    """Why its stream could not go on at another replica; empty if it could."""
 
 
 def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: ResolveScopes, steps: Steps) -> ParsedBody:
@@ -135,6 +140,9 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     if endpoint.refers_to is not None:
         parsed.refers_to = _reference(document, endpoint)
     parsed.has_tools = bool(document.get("tools") or document.get("functions"))
+    parsed.parses_tools = parsed.has_tools and document.get("tool_choice") != "none"
+    if parsed.stream:
+        parsed.not_resumed = why_not_resumed(endpoint, document)
     if endpoint.stores_responses:
         parsed.has_effects = _has_effects(document)
         parsed.is_background = is_true(document.get("background"))

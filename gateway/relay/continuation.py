@@ -1,0 +1,221 @@
+"""How a stream that broke goes on at another replica: what its client has got, and the request for the rest. Pure.
+
+`exact`: the rest is asked for by the token ids of the prompt and of the answer, at /v1/completions. So the engine goes
+on as the first one would have. `text`: a completion whose engine tells no ids goes on behind its text, which the engine
+may cut into other tokens.
+
+Text lags behind token ids: an engine holds it back while it may be the beginning of a stop string, or a part of a
+character (vLLM 0.33, v1/engine/detokenizer.py). A prompt must not end inside a character either: vLLM would send all of
+it once more. So the rest is generated from the last token that surely ended with its own text. What the client has got
+of the text behind it comes again, and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.endpoints import Endpoint
+from gateway.relay.endings import unfinished
+from gateway.relay.sent import Sent
+from gateway.request.reading.output import output_of
+from gateway.request.reading.resumable import SAMPLING
+
+COMPLETIONS: Final = "/v1/completions"
+_OF_TEXT: Final = frozenset({"role", "content"})
+"""What the delta of a chat has if it is only text."""
+_HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+class NotResumable(Exception):
+    """A stream cannot go on. `reason` is one word."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Known(NamedTuple):
+    """A place in an answer: so many token ids, and so many characters of text that were sent by then."""
+
+    ids: int
+    chars: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a client has got of an answer, and what its engine has told of it."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    """The token ids of the answer; empty if the engine does not tell them."""
+    prompt_ids: list[int] = field(default_factory=list)
+    places: list[Known] = field(default_factory=list)
+    """Behind each token that came alone, and with text."""
+    parts: int = 0
+    """The events with text, or with token ids."""
+    shape: dict[str, Any] = field(default_factory=dict)
+    """The first event with a part of the answer."""
+    finish_reason: str = ""
+    has_usage: bool = False
+    """Whether the client has got the usage at the end."""
+    is_parsed: bool = False
+    """Whether the token ids do not make the text: a parser of the engine holds some of it back, or ids are missing."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the answer so far. Without their ids, each part counts as one."""
+        return len(self.ids) or self.parts
+
+    def take(self, document: Mapping[str, Any]) -> None:
+        """One more event. Raises NotResumable."""
+        choices = document.get("choices")
+        if not isinstance(choices, list):
+            raise NotResumable("events")
+        choice = choices[0] if choices else {}
+        for told in (document, choice):
+            if not self.prompt_ids and isinstance(ids := told.get("prompt_token_ids"), list):
+                self.prompt_ids = ids
+        if not choices:
+            self.has_usage = self.has_usage or document.get("usage") is not None
+            return
+        delta = choice.get("delta", choice.get("text"))
+        self.add(delta, choice.get("token_ids"))
+        if not self.shape and "role" not in choice.get("delta", ()):
+            self.shape = {**document, "choices": [choice]}
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def add(self, delta: Any, ids: Any) -> None:
+        """A part of the answer: a chat's delta, or a text; and its token ids. Raises NotResumable."""
+        text = text_of(delta)
+        self.parts += bool(ids or text)
+        if isinstance(ids, list):
+            self.ids += ids
+            self.is_parsed = self.is_parsed or (bool(ids) and delta == {})
+        elif text:
+            self.is_parsed = True
+        self.text += text
+        if text and isinstance(ids, list) and len(ids) == 1 and not text.endswith(_HALF_CHARACTER):
+            self.places.append(Known(len(self.ids), len(self.text)))
+
+    def last_place(self, held_back_chars: int) -> tuple[int, int]:
+        """From how many token ids the rest is generated, and how many characters of its text were sent already. Zero
+        ids if there is no such place. An engine sends a text when it has `held_back_chars` more."""
+        chars = len(self.text)
+        for ids, until in reversed(self.places):
+            if until + held_back_chars <= chars:
+                return ids, chars - until - held_back_chars
+        return 0, chars
+
+
+def text_of(delta: Any) -> str:
+    """The text of a chat's delta, or of a completion. Raises NotResumable if there is more than text."""
+    if not isinstance(delta, dict):
+        return delta if isinstance(delta, str) else ""
+    for name, value in delta.items():
+        if value and name not in _OF_TEXT:
+            raise NotResumable(name)
+    return delta.get("content") or ""
+
+
+def progress_of(sent: Sent) -> Progress:
+    """What a client has got. Raises NotResumable."""
+    if sent.why_lost:
+        raise NotResumable(sent.why_lost)
+    progress = Progress()
+    try:
+        events = sent.read()
+    except ValueError:
+        raise NotResumable("events") from None
+    for event in events:
+        if isinstance(event, tuple):
+            progress.add(*event)
+        elif unfinished(event) is not None:  # the client has not got it
+            break
+        else:
+            progress.take(event)
+    if not progress.shape:
+        raise NotResumable("beginning")
+    return progress
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of the request whose answer goes on."""
+
+    endpoint: Endpoint
+    document: dict[str, Any]
+    """Its body for replicas."""
+    longest_tokens: int
+    """The most tokens of a prompt and its answer; 0 if that is not known."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of its answer, as far as it says."""
+        return output_of(self.endpoint, self.document)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The request for the rest of an answer, at /v1/completions."""
+
+    body: bytes
+    is_exact: bool
+    given_tokens: int
+    """The tokens of the answer that are a part of its prompt."""
+    overlap: str = ""
+    """What the rest begins with, and the client has got already."""
+
+
+def continuation(asked: Asked, progress: Progress) -> Continuation:
+    """The request for the rest, of which there is some. Raises NotResumable if there is no way to ask for it."""
+    if progress.ids and progress.prompt_ids and not progress.is_parsed:
+        return _by_ids(asked, progress)
+    if asked.endpoint.prompt == "completion" and isinstance(asked.document.get("prompt"), str):
+        return _by_text(asked, progress)
+    raise NotResumable("parser" if progress.ids else "token_ids")
+
+
+def _by_ids(asked: Asked, progress: Progress) -> Continuation:
+    """Raises NotResumable if what was sent would be generated once more, and perhaps in other words."""
+    document = asked.document
+    given, overlap_chars = progress.last_place(_held_back_chars(document))
+    if not given or (overlap_chars and document.get("temperature") != 0):
+        raise NotResumable("place")
+    most_tokens = asked.most_tokens
+    if most_tokens is None:  # /v1/completions takes a missing limit for 16 tokens
+        most_tokens = asked.longest_tokens - len(progress.prompt_ids)
+        if most_tokens <= given:
+            raise NotResumable("max_tokens")
+    told = {"prompt": progress.prompt_ids + progress.ids[:given], "add_special_tokens": False, "return_token_ids": True}
+    overlap = progress.text[-overlap_chars:] if overlap_chars else ""
+    return Continuation(_body(document, told, most_tokens, given), True, given, overlap)
+
+
+def _by_text(asked: Asked, progress: Progress) -> Continuation:
+    document, most_tokens = asked.document, asked.most_tokens
+    assert most_tokens is not None  # a completion has a limit
+    told = {"prompt": document["prompt"] + progress.text}
+    if "add_special_tokens" in document:
+        told["add_special_tokens"] = document["add_special_tokens"]
+    return Continuation(_body(document, told, most_tokens, progress.tokens), False, progress.tokens)
+
+
+def _body(document: Mapping[str, Any], told: dict[str, Any], most_tokens: int, given_tokens: int) -> bytes:
+    kept = {name: value for name, value in document.items() if name in SAMPLING or name == "model"}
+    limits = {"max_tokens": max(1, most_tokens - given_tokens)}
+    if least := document.get("min_tokens"):
+        limits["min_tokens"] = min(limits["max_tokens"], max(0, int(least) - given_tokens))
+    options = document.get("stream_options")
+    wanted = {**options, "include_usage": True} if isinstance(options, dict) else {"include_usage": True}
+    return orjson.dumps(kept | told | limits | {"stream": True, "stream_options": wanted})
+
+
+def _held_back_chars(document: Mapping[str, Any]) -> int:
+    """How many characters an engine holds back, because they may be the beginning of a stop string."""
+    stop = document.get("stop") or ()
+    strings = [stop] if isinstance(stop, str) else stop
+    return max((len(each) for each in strings if isinstance(each, str)), default=1) - 1

@@ -1,0 +1,129 @@
+"""Lets a stream that broke go on at another replica.
+
+The rest of the answer is one more request: it is placed, queued, retried and charged as its client's own request would
+be. The client pays for the prompt once, and for each token of the answer once.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+import structlog
+
+from gateway.endpoints import endpoint_of
+from gateway.metrics.gateway_metrics import Metrics
+from gateway.relay.continuation import COMPLETIONS, Asked, Continuation, NotResumable, continuation, progress_of
+from gateway.relay.seam import Seam
+from gateway.relay.sent import Sent
+from gateway.relay.tries import Tries
+from gateway.request.admission import Admission
+from gateway.request.reader import Job
+from gateway.request.reading.document import is_true, parse_document
+from gateway.settings.limit_settings import ResumeSettings
+
+_BROKE = frozenset(
+    {*("reset", "idle", "closed", "empty", "ended early", "aborted", "error_event", "dead", "hung", "unreachable")}
+)
+_NOT = frozenset(
+    {
+        *(
+            "api",
+            "no_stream",
+            "off",
+            "length",
+            "memory",
+            "events",
+            "beginning",
+            "max_resumptions",
+            "diverged",
+            "short_runs",
+        ),
+        *("tool_calls", "reasoning", "reasoning_content", "n", "logprobs", "echo", "response_format", "prompt"),
+        *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "parser", "place"),
+    }
+)
+"""The reasons that metrics tell apart: fields have any name that clients give them."""
+_MAX_SHORT_RUNS = 2
+_log = structlog.get_logger("kvgate.resumptions")
+
+
+class Resumptions:
+    """The streams of one gateway that go on elsewhere."""
+
+    def __init__(self, settings: ResumeSettings, admission: Admission, metrics: Metrics) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self.use(settings)
+
+    def use(self, settings: ResumeSettings) -> None:
+        """These hold from now on, for streams that run, too."""
+        self._settings = settings
+
+    def begin(self, job: Job, tries: Tries) -> None:
+        """A stream begins. What its client gets is kept if the stream could go on elsewhere."""
+        if tries.seam is None and not job.not_resumed and self._settings.enabled:
+            tries.sent = Sent(self._admission, self._settings.max_tokens)
+
+    def next(self, job: Job, tries: Tries, why: str) -> Job | None:
+        """The request for the rest of a stream of `job` that broke, or broke again. None if only its end is missing.
+        Raises NotResumable."""
+        try:
+            found = self._next(job, tries)
+        except NotResumable as error:
+            self._metrics.resumptions.inc("none", error.reason if error.reason in _NOT else "field")
+            raise
+        outcome = "closed" if found is None else "exact" if found.is_exact else "text"
+        self._metrics.resumptions.inc(outcome, why if why in _BROKE else "other")
+        _log.info("a stream goes on elsewhere", request_id=job.id, replica=tries.ticket.replica, why=why, how=outcome)
+        if found is None or tries.seam is None:
+            return None
+        tries.seam.goes_on(found)
+        tries.go_on()
+        return _rest_of(job, found)
+
+    def _next(self, job: Job, tries: Tries) -> Continuation | None:
+        if not self._settings.enabled:
+            raise NotResumable("off")
+        document = parse_document(job.body) if not job.not_resumed else {}
+        seam = tries.seam = tries.seam or _seam(job, tries, document)
+        seam.broke()
+        progress = seam.progress
+        if seam.why_lost:
+            raise NotResumable(seam.why_lost)
+        if seam.times >= self._settings.max_resumptions:
+            raise NotResumable("max_resumptions")
+        if seam.short_runs >= _MAX_SHORT_RUNS:  # the prompt itself may be what breaks engines
+            raise NotResumable("short_runs")
+        if progress.tokens > self._settings.max_tokens:
+            raise NotResumable("length")
+        asked = Asked(job.endpoint, document, job.served.longest_tokens)
+        most_tokens = asked.most_tokens
+        if progress.finish_reason or (most_tokens is not None and progress.tokens >= most_tokens):
+            if seam.lacks_usage and not progress.prompt_ids:
+                raise NotResumable("usage")
+            return None
+        return continuation(asked, progress)
+
+
+def _seam(job: Job, tries: Tries, document: dict[str, object]) -> Seam:
+    """Reads what the client has got. Raises NotResumable."""
+    if tries.sent is None:
+        raise NotResumable(job.not_resumed if job.stream else "no_stream")
+    progress = progress_of(tries.sent)
+    tries.sent.lose("read")
+    options = document.get("stream_options")
+    wants_usage = isinstance(options, dict) and is_true(options.get("include_usage")) and not job.strip_usage
+    return Seam(progress, job.model or progress.shape.get("model", ""), wants_usage)
+
+
+def _rest_of(job: Job, found: Continuation) -> Job:
+    """The request for the rest: a job like the first one, with another body. Its prompt's keys are those of the first
+    one's. Events must not confirm them by it, since its prompt has the answer's tokens, too. It stays with its backend:
+    others may have other weights."""
+    rest = copy(job)
+    rest.path = rest.target = COMPLETIONS
+    rest.endpoint, rest.body, rest.model_at = endpoint_of(COMPLETIONS), found.body, None
+    rest.backends, rest.fallbacks, rest.stays = (job.served,), (), True
+    rest.is_usage_open = rest.strip_usage = rest.asks_ids = rest.wants_token_ids = False
+    rest.headers = {name: value for name, value in job.headers.items() if name != "x-session-id"}
+    return rest

@@ -1,0 +1,162 @@
+"""Joins the rest of an answer to what its client has got: the events of a continuation become those of one stream.
+
+The client sees one id, one role, each token once, one finish reason, the usage of the whole answer, and one end. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.relay.continuation import Continuation, NotResumable, Progress, text_of
+from gateway.relay.events import event_data, split_events
+
+_DONE = b"data: [DONE]\n\n"
+_FEW_TOKENS = 8
+_SAME = frozenset({"id", "object", "created"})
+"""What all events of a stream have in common, beside its model."""
+
+
+class Seam:
+    """What a client has got of one stream, and how the events that come next are joined to it."""
+
+    def __init__(self, progress: Progress, model: str, wants_usage: bool) -> None:
+        """`model`: the name that the client used."""
+        self.progress = progress
+        self.why_lost = ""
+        """Why the rest did not fit to what the client had; empty if it did."""
+        self.times = 0
+        """How often the stream went on elsewhere."""
+        self.short_runs = 0
+        """How often it broke again after few tokens."""
+        self._model = model
+        self._wants_usage = wants_usage
+        self._overlap = ""
+        self._given_tokens = 0
+        """The tokens of the answer that are a part of the current prompt."""
+        self._is_exact = True
+
+    def broke(self) -> None:
+        """The stream, or its rest, broke off."""
+        if self.progress.tokens < self._given_tokens + _FEW_TOKENS:
+            self.short_runs += 1
+
+    def goes_on(self, rest: Continuation) -> None:
+        """The next events are an answer to this."""
+        progress = self.progress
+        self.times += 1
+        self._is_exact, self._overlap, self._given_tokens = rest.is_exact, rest.overlap, rest.given_tokens
+        progress.ids = progress.ids[: rest.given_tokens] if rest.is_exact else []
+        progress.places = [each for each in progress.places if each.ids <= len(progress.ids)]
+
+    def events(self, data: bytes) -> bytes:
+        """Whole events of the continuation as the client gets them: nothing more once they do not fit (`why_lost`)."""
+        found = []
+        for event in split_events(data) if data and not self.why_lost else ():
+            try:
+                found.append(self._event(event))
+            except NotResumable as error:
+                self.why_lost = error.reason
+                break
+        return b"".join(found)
+
+    def seen_tokens(self) -> int:
+        """The tokens of the answer that the client has got."""
+        return self.progress.tokens
+
+    def _event(self, event: bytes) -> bytes:
+        if event == _DONE:
+            return self.end()
+        document = event_data(event)
+        if document is None:
+            return b""
+        choices = document.get("choices")
+        if not choices:
+            return self._usage_event(document)
+        choice = choices[0]
+        text = self._beyond_overlap(text_of(choice.get("text")))
+        self.progress.add(text, choice.get("token_ids") if self._is_exact else None)
+        reason = self.progress.finish_reason = choice.get("finish_reason") or ""
+        return self._written(document, self._choice(choice, text)) if text or reason else b""
+
+    def _beyond_overlap(self, text: str) -> str:
+        overlap = self._overlap
+        if not overlap or not text:
+            return text
+        if not text.startswith(overlap) and not overlap.startswith(text):
+            raise NotResumable("diverged")
+        self._overlap = overlap[len(text) :]
+        return text[len(overlap) :]
+
+    def _choice(self, choice: dict[str, Any], text: str) -> dict[str, Any]:
+        """A choice in the shape of those that came before it."""
+        shape, reason = self.progress.shape["choices"][0], choice.get("finish_reason")
+        told = _nulls(shape) | {"index": 0, "logprobs": None, "finish_reason": reason}
+        told |= {"delta": {"content": text}} if "delta" in shape else {"text": text}
+        if reason:
+            told |= {name: None for name in _nulls(choice) if not name.startswith("prompt_")}
+            told |= {"finish_reason": reason, "stop_reason": choice.get("stop_reason")}
+        return told | {name: None for name in ("prompt_token_ids", "token_ids") if name in shape}
+
+    def _written(self, document: dict[str, Any], choice: dict[str, Any] | None) -> bytes:
+        shape = self.progress.shape
+        told: dict[str, Any] = {name: value for name, value in shape.items() if name in _SAME}
+        told |= {"model": self._model, "choices": [] if choice is None else [choice]}
+        if choice is not None:
+            told |= _nulls(shape)
+        if document.get("system_fingerprint") is not None:
+            told["system_fingerprint"] = document["system_fingerprint"]
+        if (choice is None or "usage" in shape) and isinstance(usage := document.get("usage"), dict):
+            told["usage"] = self.usage(usage)
+        return b"data: " + orjson.dumps(told) + b"\n\n"
+
+    def _usage_event(self, document: dict[str, Any]) -> bytes:
+        if not self._wants_usage or self.progress.has_usage or document.get("usage") is None:
+            return b""
+        self.progress.has_usage = True
+        return self._written(document, None)
+
+    def usage(self, told: dict[str, Any]) -> dict[str, Any]:
+        """The usage of the whole answer, by that of the rest, whose prompt had the beginning in it."""
+        usage, given = dict(told), self._given_tokens
+        for name, change in (("prompt_tokens", -given), ("completion_tokens", given)):
+            if isinstance(usage.get(name), int):
+                usage[name] += change
+        details, prompt_tokens = usage.get("prompt_tokens_details"), usage.get("prompt_tokens")
+        if (
+            isinstance(details, dict)
+            and isinstance(details.get("cached_tokens"), int)
+            and isinstance(prompt_tokens, int)
+        ):
+            usage["prompt_tokens_details"] = details | {"cached_tokens": min(details["cached_tokens"], prompt_tokens)}
+        return usage
+
+    @property
+    def lacks_usage(self) -> bool:
+        """Whether the client wants the usage, and has not got it."""
+        return self._wants_usage and not self.progress.has_usage
+
+    def close(self) -> bytes:
+        """The end of a stream of which only the end is missing. Without a finish reason it had all its tokens."""
+        progress, events = self.progress, b""
+        if not progress.finish_reason:
+            progress.finish_reason = "length"
+            events += self._written({}, self._choice({"finish_reason": "length"}, ""))
+        if self.lacks_usage:
+            prompt, output = len(progress.prompt_ids), progress.tokens
+            usage = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
+            self._given_tokens = 0
+            events += self._usage_event({"usage": usage})
+        return events + self.end()
+
+    def end(self) -> bytes:
+        """The end mark, and before it the news that the stream went on elsewhere, for whoever reads comments."""
+        if not self.times:
+            return _DONE
+        return b": x-kvgate-resumed: %d; %b\n\n" % (self.times, b"exact" if self._is_exact else b"text") + _DONE
+
+
+def _nulls(fields: dict[str, Any]) -> dict[str, None]:
+    """The fields that an engine sends with null."""
+    return {name: None for name, value in fields.items() if value is None}

@@ -1,0 +1,87 @@
+"""What the client of a stream has got so far, kept so that the stream can go on at another replica.
+
+Nothing is parsed while the stream is well. Most events differ in their text and their token ids only, so only these are
+kept of them: about 35 bytes a token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.request.admission import Admission
+
+_STEP_BYTES = 4096
+"""Bytes are counted in steps. The first one is free."""
+_SHARE = 0.5
+"""The part of `limits.max_buffered_bytes` beyond which nothing more is kept: clients' requests go before."""
+_PART = b"\r"
+"""Between the text and the token ids of an event of the usual form. JSON in an event has no line break."""
+_END = b"\n\n"
+
+
+class Sent:
+    """The events of one stream, as its replica sent them. Beyond `most_tokens`, or without room, they are forgotten.
+    Then the stream cannot go on elsewhere."""
+
+    __slots__ = ("_admission", "_checked_bytes", "_counted_bytes", "_kept", "_most_tokens", "_parts", "why_lost")
+
+    def __init__(self, admission: Admission, most_tokens: int) -> None:
+        self.why_lost = ""
+        """Why not all events are here; empty if they are."""
+        self._admission = admission
+        self._most_tokens = most_tokens
+        self._kept = bytearray()
+        self._counted_bytes = 0
+        self._checked_bytes = _STEP_BYTES
+        self._parts = 0
+
+    def add(self, events: bytes) -> None:
+        """Whole events."""
+        self._kept += events
+        self._parts += events.count(_END)
+        if len(self._kept) > self._checked_bytes:
+            self._check()
+
+    def add_part(self, text: bytes, ids: bytes) -> None:
+        """The text of an event of the usual form, and its token ids, as they stand in its JSON."""
+        self._kept += b"".join((text, _PART, ids, _END))
+        self._parts += 1
+        if len(self._kept) > self._checked_bytes:
+            self._check()
+
+    def _check(self) -> None:
+        size_bytes = len(self._kept)
+        more_bytes = size_bytes - self._counted_bytes
+        self._checked_bytes = size_bytes + _STEP_BYTES
+        if self.why_lost:
+            self._kept = bytearray()
+        elif self._parts > self._most_tokens:
+            self.lose("length")
+        elif self._admission.try_spare(more_bytes, _SHARE):
+            self._counted_bytes = size_bytes
+        else:
+            self.lose("memory")
+
+    def lose(self, why: str) -> None:
+        """Keep nothing any more."""
+        self.why_lost = self.why_lost or why
+        self._kept, self._checked_bytes = bytearray(), _STEP_BYTES
+        if self._counted_bytes:
+            self._admission.let_go(self._counted_bytes)
+            self._counted_bytes = 0
+
+    def read(self) -> list[dict[str, Any] | tuple[Any, list[int] | None]]:
+        """All events in their order: whole ones as objects; of those of the usual form the text, and the token ids if
+        there are any. Raises ValueError if an event is no JSON."""
+        texts = []
+        for event in bytes(self._kept).split(_END):
+            if event.startswith(b"data:"):
+                if (data := event[5:].strip()).startswith(b"{"):
+                    texts.append(data)
+            elif event and not event.startswith(b":"):
+                text, _, ids = event.partition(_PART)
+                texts.append(b"[%b,%b]" % (text, b"[%b]" % ids if ids else b"null"))
+        found: list[Any] = orjson.loads(b"[" + b",".join(texts) + b"]")
+        return [tuple(each) if isinstance(each, list) else each for each in found]

@@ -1,0 +1,221 @@
+"""Streams of a real vLLM 0.33, cut at each byte: with the rest from elsewhere, the client gets the events of the whole.
+
+`captures/vllm-streams.jsonl` has greedy answers of the tiny model, with characters of several tokens, events of several
+tokens, and stop strings. The rest is made of the same recording: an engine that gets the ids so far generates what the
+first one did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.endpoints import endpoint_of
+from gateway.relay.continuation import Asked, Continuation, NotResumable, continuation, progress_of
+from gateway.relay.seam import Seam
+from gateway.relay.sent import Sent
+from gateway.relay.sse import EventRelay
+from gateway.request.admission import Admission
+from gateway.settings.limit_settings import LimitSettings
+
+CAPTURES = Path(__file__).parents[2] / "captures" / "vllm-streams.jsonl"
+RECORDED = [json.loads(line) for line in CAPTURES.read_text().splitlines()]
+NAMES = [f"{each['path']} {number // 2}" for number, each in enumerate(RECORDED)]
+LONGEST_TOKENS = 4096
+DONE = b"data: [DONE]\n\n"
+
+
+def documents(data: bytes) -> list[dict[str, Any]]:
+    return [orjson.loads(event[6:]) for event in data.split(b"\n\n") if event.startswith(b"data: {")]
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    return choice.get("text") or choice.get("delta", {}).get("content") or ""
+
+
+def said(events: list[dict[str, Any]]) -> tuple[str, list[str], list[Any]]:
+    """The text, the finish reasons and the usage of an answer, without what its cache had."""
+    choices = [choice for event in events for choice in event["choices"]]
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    return "".join(map(text_of, choices)), reasons, [_tokens(event["usage"]) for event in events if event.get("usage")]
+
+
+def _tokens(usage: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
+
+
+class Recording:
+    """One recorded stream."""
+
+    def __init__(self, recorded: dict[str, Any]) -> None:
+        self.endpoint = endpoint_of(recorded["path"])
+        self.body: dict[str, Any] = recorded["body"]
+        self.stream = recorded["with_token_ids"].encode()
+        self.events = documents(self.stream)
+        self.asked = Asked(self.endpoint, self.body, LONGEST_TOKENS)
+
+    def relay(self, sent: Sent) -> EventRelay:
+        of = self.endpoint
+        return EventRelay(False, of.ends, True, of.token_mark, ending_words=of.ending_words, sent=sent)
+
+    def rest(self, found: Continuation) -> bytes:
+        """What an engine answers to the request for the rest: a token an event."""
+        told = orjson.loads(found.body)
+        ids = [token for event in self.events for each in event["choices"] for token in each.get("token_ids") or ()]
+        assert told["prompt"][len(told["prompt"]) - found.given_tokens :] == ids[: found.given_tokens]
+        assert told["max_tokens"] == self.body["max_tokens"] - found.given_tokens
+        text, (reason,), _ = said(self.events)
+        left = text[self.chars_at(found.given_tokens) :]
+        rest_ids, out = ids[found.given_tokens :], list[dict[str, Any]]()
+        for number, token in enumerate(rest_ids):
+            is_last = number == len(rest_ids) - 1
+            piece = left if is_last else left[number : number + 1]
+            left = left if is_last else left[:number] + left[number:]
+            choice = {"index": 0, "text": piece, "logprobs": None, "finish_reason": reason if is_last else None}
+            out.append({"choices": [choice | {"stop_reason": None, "prompt_token_ids": None, "token_ids": [token]}]})
+        return self._written(out, left, len(told["prompt"]), len(rest_ids))
+
+    def _written(self, events: list[dict[str, Any]], text: str, prompt_tokens: int, tokens: int) -> bytes:
+        """With the text shared out: one character an event, and what is left in the last one."""
+        *before, last = events
+        for number, event in enumerate(before):
+            event["choices"][0]["text"] = text[number : number + 1]
+        last["choices"][0]["text"] = text[len(before) :]
+        usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
+        envelope = {"id": "cmpl-other", "object": "text_completion", "created": 1, "model": "other"}
+        documents = [envelope | event for event in (*events, {"choices": [], "usage": usage})]
+        return b"".join(b"data: " + orjson.dumps(each) + b"\n\n" for each in documents) + DONE
+
+    def chars_at(self, ids: int) -> int:
+        """How many characters an engine has decoded with so many token ids."""
+        held_back = max((len(stop) for stop in self.body.get("stop", [])), default=1) - 1
+        seen = chars = 0
+        for event in self.events:
+            for choice in event["choices"]:
+                seen, chars = seen + len(choice.get("token_ids") or ()), chars + len(text_of(choice))
+                if seen == ids:
+                    return chars + held_back
+        raise AssertionError(ids)
+
+
+@pytest.fixture
+def admission() -> Admission:
+    return Admission(LimitSettings())
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=NAMES)
+def test_a_stream_cut_at_any_byte_goes_on_without_a_seam(recorded: dict[str, Any], admission: Admission) -> None:
+    recording = Recording(recorded)
+    kept = Sent(admission, 1000)
+    whole = recording.relay(kept).feed(recording.stream)
+    kept.lose("over")
+    refused = {"beginning": 0, "place": 0}
+    for at in range(len(recording.stream)):
+        sent = Sent(admission, 1000)
+        client = recording.relay(sent).feed(recording.stream[:at])
+        try:
+            client += goes_on(recording, sent)
+        except NotResumable as error:
+            refused[error.reason] += 1
+            continue
+        finally:
+            sent.lose("over")
+        assert client.count(DONE) == 1
+        events = documents(client)
+        assert said(events) == said(documents(whole)), at
+        assert len({(event["id"], event["created"], event["model"], event["object"]) for event in events}) == 1
+        assert shapes(events) <= shapes(documents(whole))
+    assert admission.held_bytes.taken == 0
+    assert sum(refused.values()) < len(recording.stream) / 4, "only the first tokens"
+
+
+def shapes(events: list[dict[str, Any]]) -> set[tuple[str, ...]]:
+    """The fields of the parts of an answer, without the last one, which tells more."""
+    parts = [choice | event for event in events for choice in event["choices"] if not choice["finish_reason"]]
+    return {tuple(sorted(part)) for part in parts}
+
+
+def goes_on(recording: Recording, sent: Sent) -> bytes:
+    """What the client gets after the break."""
+    progress = progress_of(sent)
+    wants_usage = bool(recording.body.get("stream_options"))
+    seam = Seam(progress, progress.shape["model"], wants_usage)
+    if progress.finish_reason or progress.tokens >= recording.body["max_tokens"]:
+        return seam.close()
+    found = continuation(recording.asked, progress)
+    assert found.is_exact
+    seam.goes_on(found)
+    joined = seam.events(recording.rest(found))
+    assert seam.why_lost == ""
+    return joined
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=NAMES)
+def test_what_the_gateway_asked_for_is_not_seen(recorded: dict[str, Any], admission: Admission) -> None:
+    recording = Recording(recorded)
+    got = recording.relay(Sent(admission, 1000)).feed(recording.stream)
+    assert b'token_ids":[' not in got
+    plain, seen = documents(recorded["plain"].encode()), documents(got)
+    assert said(seen)[:2] == said(plain)[:2]
+    assert {frozenset(event) for event in seen} == {frozenset(event) for event in plain}
+
+
+def test_a_stream_that_is_not_what_it_was_is_given_up(admission: Admission) -> None:
+    recording = next(each for each in map(Recording, RECORDED) if each.body.get("stop"))
+    sent = Sent(admission, 1000)
+    recording.relay(sent).feed(recording.stream[: len(recording.stream) // 2])
+    progress = progress_of(sent)
+    seam = Seam(progress, "m", False)
+    seam.goes_on(Continuation(b"", True, progress.places[-2].ids, "what the client had"))
+    assert seam.events(recording._written(list(other()), "something else", 3, 2)) == b""
+    assert seam.why_lost == "diverged"
+
+
+def other() -> Iterator[dict[str, Any]]:
+    for reason in (None, "length"):
+        yield {"choices": [{"index": 0, "text": "", "finish_reason": reason, "token_ids": [1]}]}
+
+
+def test_sampled_text_that_was_held_back_is_not_made_anew(admission: Admission) -> None:
+    recording = next(each for each in map(Recording, RECORDED) if each.body.get("stop"))
+    sampled = Asked(recording.endpoint, recording.body | {"temperature": 0.7}, LONGEST_TOKENS)
+    reasons = set()
+    for at in range(len(recording.stream) // 2, len(recording.stream) // 2 + 2000, 100):
+        sent = Sent(admission, 1000)
+        recording.relay(sent).feed(recording.stream[:at])
+        try:
+            assert continuation(sampled, progress_of(sent)).overlap == ""
+        except NotResumable as error:
+            reasons.add(error.reason)
+    assert reasons == {"place"}
+
+
+@pytest.mark.parametrize(
+    ("most_tokens", "limit_bytes", "why"), [(5, 2**30, "length"), (1000, 8192, "memory")], ids=["tokens", "memory"]
+)
+def test_what_is_kept_is_bounded(most_tokens: int, limit_bytes: int, why: str) -> None:
+    admission = Admission(LimitSettings(max_buffered_bytes=limit_bytes))
+    recording = Recording(RECORDED[0])
+    sent = Sent(admission, most_tokens)
+    relay = recording.relay(sent)
+    for event in recording.stream.split(b"\n\n"):
+        for _ in range(20):
+            relay.feed(event + b"\n\n")
+    with pytest.raises(NotResumable, match=why):
+        progress_of(sent)
+    assert admission.held_bytes.taken == 0
+
+
+def test_a_completion_without_token_ids_goes_on_behind_its_text(admission: Admission) -> None:
+    recorded = next(each for each in RECORDED if each["path"] == "/v1/completions")
+    endpoint, stream, sent = endpoint_of(recorded["path"]), recorded["plain"].encode(), Sent(admission, 1000)
+    words = endpoint.ending_words
+    relay = EventRelay(False, endpoint.ends, False, endpoint.token_mark, ending_words=words, sent=sent)
+    got = b"".join(relay.feed(event + b"\n\n") for event in stream.split(b"\n\n")[:20])
+    found = continuation(Asked(endpoint, recorded["body"], 0), progress_of(sent))
+    assert orjson.loads(found.body)["prompt"] == recorded["body"]["prompt"] + said(documents(got))[0]
+    assert (found.is_exact, orjson.loads(found.body)["max_tokens"]) == (False, 20)

@@ -1,0 +1,99 @@
+"""An engine is killed in the middle of greedy streams. Each of them goes on, and is what it would have been."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from bench.vllm.install import MODEL
+from bench.vllm.replicas import VllmCluster
+from tests.polling import eventually
+from tests.vllm.clients import Client
+from tests.vllm.streams import is_ready
+from tests.vllm.workload import text
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+STREAMS = 200
+AT_ONCE = 32
+TOKENS = 160
+PATHS = ("/v1/chat/completions", "/v1/completions")
+RESUMED = ": x-kvgate-resumed: "
+
+
+def requests() -> list[tuple[str, dict[str, Any]]]:
+    """Chats and completions. Every fourth one has stop strings, which the model may come upon."""
+    found = []
+    for number in range(STREAMS):
+        prompt, path = text(f"resumed {number}", 60 + number % 90), PATHS[number % 2]
+        body: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"prompt": prompt} if path == PATHS[1] else {"messages": [{"role": "user", "content": prompt}]}
+        found.append((path, body | ({"stop": ["zq@", "the end"]} if number % 4 == 3 else {})))
+    return found
+
+
+async def answers(http: httpx.AsyncClient, urls: Sequence[str], kill: asyncio.Event | None = None) -> list[str]:
+    """The streams of all requests as they came. `kill` is set when a third of the streams is over."""
+    turns, over = asyncio.Semaphore(AT_ONCE), 0
+
+    async def stream(number: int, path: str, body: dict[str, Any]) -> str:
+        nonlocal over
+        async with turns:
+            answer = await http.post(urls[number % len(urls)] + path, json=body)
+        over += 1
+        if kill is not None and over == STREAMS // 3:
+            kill.set()
+        return answer.text if answer.status_code == 200 else f"{answer.status_code}: {answer.text}"
+
+    return list(await asyncio.gather(*(stream(number, *each) for number, each in enumerate(requests()))))
+
+
+def said(answer: str) -> tuple[str, str | None, dict[str, Any]]:
+    """Text, finish reason and usage of an answer, without what the cache had of it."""
+    words, reason, usage = "", None, dict[str, Any]()
+    for event in answer.split("\n\n"):
+        if not event.startswith("data: {"):
+            continue
+        document = orjson.loads(event[6:])
+        if "error" in document:
+            return words, str(document["error"]), usage
+        for choice in document["choices"]:
+            words += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            reason = choice["finish_reason"] or reason
+        usage = document.get("usage") or usage
+    usage.pop("prompt_tokens_details", None)
+    return words, reason, usage
+
+
+async def test_streams_of_a_killed_engine_go_on_as_they_would_have(
+    http: httpx.AsyncClient, gateways: list[Client], cluster: VllmCluster
+) -> None:
+    urls = [gateway.url for gateway in gateways]
+    first, second = await answers(http, urls), await answers(http, urls)
+    by_chance = {number for number in range(STREAMS) if said(first[number]) != said(second[number])}
+    victim, kill = cluster.replicas[0], asyncio.Event()
+
+    async def killed() -> None:
+        await kill.wait()
+        await asyncio.to_thread(victim.kill)
+
+    try:
+        broken, _ = await asyncio.gather(answers(http, urls, kill), killed())
+    finally:
+        victim.start()
+    resumed = [number for number, each in enumerate(broken) if RESUMED in each]
+    other = {number for number in range(STREAMS) if said(broken[number]) != said(first[number])}
+    print(f"\n{len(resumed)} of {STREAMS} streams went on elsewhere, {len(by_chance)} differ between two unbroken runs")
+    for number in sorted(other - by_chance):
+        print(number, requests()[number], "\n", said(first[number]), "\n", said(broken[number]))
+    assert resumed
+    assert all(each.count("data: [DONE]") == 1 for each in broken)
+    assert other <= by_chance
+    await asyncio.to_thread(victim.wait_until_healthy)
+    await eventually(lambda: is_ready(victim, gateways), within_s=60)
