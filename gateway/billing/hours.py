@@ -6,6 +6,13 @@ from datetime import datetime, tzinfo
 
 from coordinator.usage import Hour
 
+_WITHOUT_OFFSET = len("2026-11-28T14")
+
+
+def order_of(name: str) -> tuple[str, int]:
+    """Sorts names of hours, and their beginnings (a day, a month): in autumn `T02+0200` is before `T02+0100`."""
+    return name[:_WITHOUT_OFFSET], -int(name[_WITHOUT_OFFSET:] or 0)
+
 
 class Hours:
     """Those of one time zone. Most requests come in the minute of the one before, and cost nothing."""

@@ -16,7 +16,7 @@ import orjson
 from coordinator.errors import StoreError
 from coordinator.spending import NANOS
 from coordinator.usage import Consumed, Row, UsageStore
-from gateway.billing.hours import Hours
+from gateway.billing.hours import Hours, order_of
 from gateway.control.operations import store_away
 from gateway.errors import ApiError, bad_field
 from gateway.request.keyring import Caller
@@ -24,7 +24,7 @@ from gateway.settings.billing_settings import BillingSettings, time_zone
 
 _LENGTHS = {"hour": None, "day": len("2026-11-28"), "month": len("2026-11")}
 """How much of an hour's name is that of its day or month."""
-_TIME = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01])(T([01]\d|2[0-3]))?)?")
+_TIME = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01])(T([01]\d|2[0-3])([+-]\d{4})?)?)?")
 _GROUPS = Row._fields
 _FORMATS = ("json", "csv")
 _KNOWN = ("from", "to", "by", "group", "tenant", "format")
@@ -43,7 +43,8 @@ class _Asked(NamedTuple):
     """None: all."""
 
     def has(self, hour: str) -> bool:
-        return self.first <= hour and hour[: len(self.last)] <= self.last
+        first, last = self.first, self.last
+        return order_of(first) <= order_of(hour[: len(first)]) and order_of(hour[: len(last)]) <= order_of(last)
 
     def group_of(self, hour: str, row: Row) -> tuple[str, ...]:
         return (hour[: _LENGTHS[self.by]], *(getattr(row, name) for name in self.groups))
@@ -89,8 +90,9 @@ class UsageReport:
         first, last = parameters.get("from", now[: _LENGTHS["month"]]), parameters.get("to", now[: _LENGTHS["day"]])
         for name, moment in (("from", first), ("to", last)):
             if not _TIME.fullmatch(moment):
-                raise bad_field(name, "give a month, a day or an hour: 2026-11, 2026-11-28 or 2026-11-28T14.")
-        if last < first[: len(last)]:
+                shown = "2026-11, 2026-11-28, 2026-11-28T14 or 2026-11-28T14+0100"
+                raise bad_field(name, f"give a month, a day or an hour: {shown} (in a URL, write + as %2B).")
+        if order_of(last) < order_of(first[: len(last)]):
             raise bad_field("to", f"{last} is before {first}, the beginning.")
         by = _one_of(parameters, "by", "month", tuple(_LENGTHS))
         _one_of(parameters, "format", "json", _FORMATS)
@@ -107,14 +109,14 @@ class UsageReport:
     async def _sums(self, asked: _Asked) -> dict[tuple[str, ...], Consumed]:
         """By time, and by the groups. Raises StoreError, and ApiError if there are too many."""
         found: dict[tuple[str, ...], Consumed] = {}
-        for hour in filter(asked.has, await self._store.hours()):
+        for hour in filter(asked.has, filter(_TIME.fullmatch, await self._store.hours())):
             for row, consumed in (await self._store.rows(hour)).items():
                 if asked.tenant in (None, row.tenant):
                     found.setdefault(asked.group_of(hour, row), Consumed()).add(consumed)
             if len(found) > _MOST_ROWS:
                 message = f"These would be more than {_MOST_ROWS} rows: ask for less time, by day, or for fewer groups."
                 raise ApiError(400, "limit_exceeded", message, "group")
-        return dict(sorted(found.items()))
+        return dict(sorted(found.items(), key=lambda each: (order_of(each[0][0]), each[0])))
 
     async def _as_json(self, asked: _Asked, found: Mapping[tuple[str, ...], Consumed]) -> bytes:
         names, rows, totals = ("time", *asked.groups), list[dict[str, Any]](), Consumed()

@@ -58,6 +58,10 @@ async def asked(report: UsageReport, caller: Caller = ADMIN, **query: str) -> An
             {("2026-10-25T02+0100",): 2, ("2026-10-25T02+0200",): 2},
         ),
         (
+            {"from_": "2026-10-01T00+0200", "to": "2026-10-25T02+0200", "group": ""},
+            {("2026-10",): 5},
+        ),
+        (
             {"group": "key,tenant", "tenant": "research", "from_": "2026-10"},
             {("2026-10", "alice", "research"): 2, ("2026-10", "ann", "research"): 1},
         ),
@@ -71,6 +75,16 @@ async def test_from_to_by_and_group_choose_the_rows(
     assert {tuple(row[name] for name in names): row["requests"] for row in answer["rows"]} == requests
     assert answer["totals"]["requests"] == sum(requests.values())
     assert (answer["currency"], answer["time_zone"]) == ("EUR", "Europe/Berlin")
+
+
+async def test_hours_are_in_their_order_and_each_that_is_printed_can_be_asked_for(report: UsageReport) -> None:
+    hours = [row["time"] for row in (await asked(report, by="hour", group=""))["rows"]]
+    assert hours == list(HOURS)
+    for first, hour in enumerate(hours):
+        since = await asked(report, by="hour", group="", from_=hour)
+        assert [row["time"] for row in since["rows"]] == hours[first:]
+        only = await asked(report, by="hour", group="", from_=hour, to=hour)
+        assert [row["time"] for row in only["rows"]] == [hour]
 
 
 async def test_a_key_sees_its_own_tenant_and_no_other(report: UsageReport) -> None:
@@ -101,6 +115,8 @@ async def test_csv_has_exact_money_and_no_formulas(report: UsageReport) -> None:
         ({"from_": "2026-13"}, "from"),
         ({"to": "2026-11-32"}, "to"),
         ({"to": "2026-11-28T24"}, "to"),
+        ({"from_": "2026-11-28T14 0100"}, "from"),
+        ({"from_": "2026-10-25T02+0100", "to": "2026-10-25T02+0200"}, "to"),
         ({"from_": "2026-12", "to": "2026-11-30"}, "to"),
         ({"by": "week"}, "by"),
         ({"group": "replica"}, "group"),
