@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime, tzinfo
 from heapq import nlargest
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ class BudgetView:
     def use(self, settings: GatewaySettings) -> None:
         """These are the budgets from now on."""
         self._currency = settings.billing.currency
-        self._windows = Windows(time_zone(settings.billing.time_zone))
+        self._zone, self._zone_name = time_zone(settings.billing.time_zone), settings.billing.time_zone
+        self._windows = Windows(self._zone)
         self._tenants = {tenant.name: tenant.budgets for tenant in settings.tenants if tenant.budgets}
 
     async def listed(self, caller: Caller) -> dict[str, Any]:
@@ -53,11 +55,12 @@ class BudgetView:
         tenant, found = caller.tenant or NOBODY, list[tuple[_Line, dict[str, Any]]]()
         try:
             async for line, spent in self._spent(lambda each: caller.is_admin or each == tenant):
-                found.append((line, _shown(line, spent)))
+                found.append((line, _shown(line, spent, self._zone)))
         except StoreError as error:
             raise store_away(error) from None
         found.sort(key=lambda each: (each[0].tenant, each[0].key, each[0].budget.ends_s))
-        return {"currency": self._currency, "budgets": [shown for _, shown in found]}
+        shown = [shown for _, shown in found]
+        return {"currency": self._currency, "time_zone": self._zone_name, "budgets": shown}
 
     async def used(self, most: int) -> list[tuple[AccountBudget, float]]:
         """How much of each budget is spent, as a part of it: those of which most is. Raises StoreError."""
@@ -90,7 +93,7 @@ class BudgetView:
         return _Line(tenant, caller.key if caller else "", caller.id if caller else "", budget)
 
 
-def _shown(line: _Line, spent: Spent) -> dict[str, Any]:
+def _shown(line: _Line, spent: Spent, zone: tzinfo) -> dict[str, Any]:
     budget = line.budget
     left = max(0, budget.limit - spent.settled - spent.held)
     amounts: list[float] = [budget.limit, spent.settled, spent.held, left]
@@ -109,5 +112,5 @@ def _shown(line: _Line, spent: Spent) -> dict[str, Any]:
         "spent": settled,
         "reserved": held,
         "left": left_of_it,
-        "opens_again_s": budget.ends_s,
+        "opens_again": datetime.fromtimestamp(budget.ends_s, zone).isoformat(),
     }

@@ -141,7 +141,7 @@ def budgets(
         return
     from gateway.ops.cli.tables import print_budgets
 
-    print_budgets(all_printable(answer["budgets"]), printable(answer["currency"]))
+    print_budgets(answer)
 
 
 def queue(

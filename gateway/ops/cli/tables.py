@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -81,7 +81,7 @@ def print_usage(answer: dict[str, Any]) -> None:
     shown = [name for name in _OF_USAGE if answer["totals"][name] or name == "requests"]
     money = [*(("cost",) if answer["totals"]["cost"] else ()), *(("saved",) if saves else ())]
     table = Table(box=None, pad_edge=False)
-    for name in names:
+    for name in (f"time ({answer['time_zone']})", *answer["group"]):
         table.add_column(name)
     for name in (*shown, *money):
         table.add_column(_OF_USAGE.get(name, f"{name} {answer['currency']}"), justify="right")
@@ -91,17 +91,18 @@ def print_usage(answer: dict[str, Any]) -> None:
     _console().print(table)
 
 
-def print_budgets(budgets: Iterable[dict[str, Any]], currency: str) -> None:
+def print_budgets(answer: dict[str, Any]) -> None:
     """Print the answer of /v1/budgets."""
+    answer = all_printable(answer)
     table, amounts = _table("tenant", "key", "per", "unit"), ("budget", "spent", "reserved", "left")
     for name in amounts:
         table.add_column(name, justify="right")
-    table.add_column("opens again")
-    for one in budgets:
+    table.add_column(f"opens again ({answer['time_zone']})")
+    for one in answer["budgets"]:
         is_money = one["unit"] == "money"
         shown = [f"{one[name]:,.4f}" if is_money else f"{one[name]:,}" for name in amounts]
-        opens = datetime.fromtimestamp(one["opens_again_s"], UTC).strftime("%Y-%m-%d %H:%M UTC")
-        unit = currency if is_money else "tokens"
+        opens = datetime.fromisoformat(one["opens_again"]).strftime("%Y-%m-%d %H:%M")
+        unit = answer["currency"] if is_money else "tokens"
         table.add_row(*map(escape, [one["tenant"], one["key"] or "-", one["per"], unit, *shown, opens]))
     _console().print(table)
 

@@ -49,8 +49,10 @@ def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return at_once
 
 
-def view() -> BudgetView:
-    return BudgetView(GatewaySettings(), cast("Store", NoPools()), cast("Keyring", Keys()))
+def view(**billing: Any) -> BudgetView:
+    return BudgetView(
+        GatewaySettings.model_validate({"billing": billing}), cast("Store", NoPools()), cast("Keyring", Keys())
+    )
 
 
 async def turns_of(answer: asyncio.Task[Any]) -> int:
@@ -80,3 +82,10 @@ async def test_what_others_have_is_neither_shown_to_a_key_nor_read_for_it(asked_
     shown = (await view().listed(Caller("t7", False, "k7")))["budgets"]
     assert {one["tenant"] for one in shown} == {"t7"}
     assert len(shown) == sum(asked_at_once) == 2000
+
+
+async def test_a_budget_opens_again_at_midnight_of_the_billing_zone_which_is_named(asked_at_once: list[int]) -> None:
+    told = await view(time_zone="Asia/Tokyo").listed(Caller("t7", False, "k7"))
+    assert told["time_zone"] == "Asia/Tokyo"
+    assert {one["opens_again"][10:] for one in told["budgets"]} == {"T00:00:00+09:00"}
+    assert asked_at_once

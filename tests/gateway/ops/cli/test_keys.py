@@ -110,6 +110,7 @@ def test_a_keys_budgets_are_typed_like_amounts_and_shown_with_what_is_spent(kvga
         ["research", "intern", "month", "USD", "100.0000", "0.0000", "0.0000", "100.0000"],
     ]
     assert wait_until(lambda: serve(kvgate, made.stdout.strip()) == {200})
+    assert "opens again (UTC)" in typed(kvgate, "budgets").stdout
     told = typed(kvgate, "budgets", "--json", api_key=made.stdout.strip())
     assert told.returncode == 0, told.stderr
     [day, month] = json.loads(told.stdout)["budgets"]
