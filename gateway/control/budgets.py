@@ -45,7 +45,7 @@ class BudgetView:
 
     def use(self, settings: GatewaySettings) -> None:
         """These are the budgets from now on."""
-        self._currency = settings.billing.currency
+        self.currency = settings.billing.currency
         self._zone, self._zone_name = time_zone(settings.billing.time_zone), settings.billing.time_zone
         self._windows = Windows(self._zone)
         self._tenants = {tenant.name: tenant.budgets for tenant in settings.tenants if tenant.budgets}
@@ -60,7 +60,7 @@ class BudgetView:
             raise store_away(error) from None
         found.sort(key=lambda each: (each[0].tenant, each[0].key, each[0].budget.ends_s))
         shown = [shown for _, shown in found]
-        return {"currency": self._currency, "time_zone": self._zone_name, "budgets": shown}
+        return {"currency": self.currency, "time_zone": self._zone_name, "budgets": shown}
 
     async def used(self, most: int) -> list[tuple[AccountBudget, float]]:
         """How much of each budget is spent, as a part of it: those of which most is. Raises StoreError."""

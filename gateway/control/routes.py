@@ -57,7 +57,7 @@ def build_control(
     _add_explain(app, keyring, explained)
     _add_operations(app, keyring, operations)
     _add_changes(app, keyring, changes)
-    _add_keys(app, keyring, keys)
+    _add_keys(app, keyring, keys, budgets)
     _add_budgets(app, keyring, budgets)
     _add_decisions(app, status, keyring, decisions)
     _add_past_decisions(app, keyring, past)
@@ -210,7 +210,7 @@ def _add_budgets(app: FastAPI, keyring: Keyring, budgets: BudgetView) -> None:
         return _json(200, await budgets.listed(keyring.identify(dict(request.headers))))
 
 
-def _add_keys(app: FastAPI, keyring: Keyring, keys: Keys) -> None:
+def _add_keys(app: FastAPI, keyring: Keyring, keys: Keys, budgets: BudgetView) -> None:
     async def asked(request: Request) -> tuple[Caller, bytes]:
         refuse_other_origins(request)
         caller = keyring.identify(dict(request.headers))
@@ -218,7 +218,8 @@ def _add_keys(app: FastAPI, keyring: Keyring, keys: Keys) -> None:
 
     @app.api_route("/v1/keys", methods=_GET_OR_HEAD)
     async def list_keys(request: Request) -> Response:
-        return _json(200, {"keys": await keys.listed(keyring.identify(dict(request.headers)))})
+        listed = await keys.listed(keyring.identify(dict(request.headers)))
+        return _json(200, {"keys": listed, "currency": budgets.currency})
 
     @app.post("/v1/keys")
     async def create_key(request: Request) -> Response:

@@ -97,7 +97,8 @@ def list_keys(
         return
     from gateway.ops.cli.tables import print_keys
 
-    print_keys([_row(key) for key in all_printable(answer["keys"])])
+    answer = all_printable(answer)
+    print_keys([_row(key, answer["currency"]) for key in answer["keys"]])
 
 
 def _budget(text: str) -> dict[str, Any]:
@@ -114,17 +115,18 @@ def _budget(text: str) -> dict[str, Any]:
     return {"per": per, "tokens" if is_tokens else "money": number}
 
 
-def _row(key: dict[str, Any]) -> list[str]:
+def _row(key: dict[str, Any], currency: str) -> list[str]:
     rights = ", ".join(name for name in ("admin", "manages_keys") if key[name])
     models = "all" if key["models"] is None else ", ".join(key["models"])
     told = [f"{key['limits'][name]} {words}" for name, words in _LIMITS.items() if name in key["limits"]]
-    told += [f"{each.get('money', each.get('tokens')):.12g} {_unit(each)}/{each['per']}" for each in key["budgets"]]
+    told += [_budget_told(budget, currency) for budget in key["budgets"]]
     row = [key["id"], key["name"], key["tenant"], key["state"], _time(key["expires_ms"]), models, ", ".join(told)]
     return [*row, rights, key.get("in_place_of") or ""]
 
 
-def _unit(budget: dict[str, Any]) -> str:
-    return "money" if "money" in budget else "tokens"
+def _budget_told(budget: dict[str, Any], currency: str) -> str:
+    amount = f"{budget['money']:.12g} {currency}" if "money" in budget else f"{budget['tokens']} tokens"
+    return f"{amount}/{budget['per']}"
 
 
 @app.command(cls=KvgateCommand)

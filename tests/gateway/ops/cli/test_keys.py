@@ -99,7 +99,7 @@ def test_a_keys_budgets_are_typed_like_amounts_and_shown_with_what_is_spent(kvga
     options = ("--budget", "month=100.00", "--budget", "day=1000000tokens")
     made = typed(kvgate, "keys", "create", "intern", "--tenant", "research", *options)
     assert made.returncode == 0, made.stderr
-    assert "100 money/month, 1000000 tokens/day" in typed(kvgate, "keys", "list").stdout
+    assert "100 USD/month, 1000000 tokens/day" in typed(kvgate, "keys", "list").stdout
 
     def rows() -> list[list[str]]:
         shown = typed(kvgate, "budgets").stdout.splitlines()
