@@ -35,6 +35,7 @@ _GET_OR_HEAD = ["GET", "HEAD"]  # load balancers and uptime checks send HEAD; th
 
 
 def build_control(
+    *,
     status: Status,
     fleet: Fleet,
     keyring: Keyring,

@@ -42,6 +42,7 @@ class Status:
         self,
         gateway: str,
         settings: GatewaySettings,
+        *,
         reload: Reload,
         store: Store,
         records: RecordBook,
