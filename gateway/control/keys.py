@@ -21,7 +21,7 @@ from coordinator.errors import StoreError
 from coordinator.records import AuditNote
 from gateway.control.operations import records_secret_missing, store_away
 from gateway.errors import ApiError, bad_field
-from gateway.records.key_record import KIND, KeyRecord, is_revoked, key_records, state_of
+from gateway.records.key_record import KIND, KeyRecord, is_revoked, key_records, newest_in_place_of, state_of
 from gateway.records.record import DAY_MS, Record, Signer
 from gateway.records.record_book import MOST, ChangedMeanwhileError, RecordBook
 from gateway.request.keyring import Caller, Keyring
@@ -103,8 +103,7 @@ class Keys:
         await self._begin(caller)
         signer, wanted, old = self._signer(), _read(Rotation, body), self._find(caller, key_id)
         now_ms = self._keyring.clock.now_ms()
-        if (state := state_of(old, self._all(), now_ms)) != "valid":
-            raise ApiError(409, "key_not_valid", f"id: this key is {state}; make a new one.", "id")
+        _check_is_newest(old, self._all(), now_ms)
         if old.models is None and caller.models is not None:
             raise _beyond("models", "models that yours may not use")
         models = self._models(caller, None if old.models is None else list(old.models))
@@ -243,6 +242,15 @@ class Keys:
 
     def _told(self, key: KeyRecord) -> dict[str, Any]:
         return _shown(key, self._all(), self._keyring.clock.now_ms())
+
+
+def _check_is_newest(old: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> None:
+    """Only such a key is rotated. Two keys in the place of one would look alike in every list."""
+    if (state := state_of(old, keys, now_ms)) != "valid":
+        raise ApiError(409, "key_not_valid", f"id: this key is {state}; make a new one.", "id")
+    if (newer := newest_in_place_of(old, keys, now_ms)) is not None:
+        message = f"id: {newer.id} is in place of this key already: rotate {newer.id}, or revoke it first."
+        raise ApiError(409, "key_rotated", message, "id")
 
 
 def _beyond(param: str, what: str) -> ApiError:

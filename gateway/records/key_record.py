@@ -94,3 +94,14 @@ def state_of(key: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> St
     if is_revoked(key, keys):
         return "revoked"
     return "valid" if now_ms < key.expires_ms else "expired"
+
+
+def newest_in_place_of(key: KeyRecord, keys: Mapping[str, KeyRecord], now_ms: float) -> KeyRecord | None:
+    """The valid key that a rotation made of this one, or of its successor. None: there is none any more."""
+    by_old = {each.in_place_of: each for each in keys.values() if not is_revoked(each, keys)}
+    found, one = None, by_old.get(key.id)
+    while one is not None:
+        if state_of(one, keys, now_ms) == "valid":
+            found = one
+        one = by_old.get(one.id)
+    return found

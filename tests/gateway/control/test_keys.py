@@ -170,6 +170,17 @@ async def test_a_replaced_key_ends_after_the_overlap_or_when_it_would_have_ended
     assert await code_of(root.rotate(gone)) == "key_not_valid"
 
 
+async def test_a_replaced_key_is_not_replaced_again_unless_the_newer_ones_are_revoked(root: Holder) -> None:
+    first = await root.create(expires_days=90)
+    second = await root.rotate(first, overlap_s=20 * 86_400)
+    third = await root.rotate(second, overlap_s=0)
+    with pytest.raises(ApiError, match=f"rotate {third['id']}, or revoke it") as error:
+        await root.rotate(first)
+    assert error.value.code == "key_rotated"
+    await root.revoke(third)
+    assert (await root.rotate(first))["in_place_of"] == first["id"]
+
+
 async def test_a_tenant_has_so_many_keys_at_most_and_revoked_ones_count_until_their_end(
     root: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
