@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from datetime import datetime, tzinfo
 from heapq import nlargest
+from itertools import chain
 from typing import Any, NamedTuple
 
 from coordinator.accounts import account_of_key, account_of_tenant
@@ -48,6 +49,8 @@ class BudgetView:
         self.currency = settings.billing.currency
         self._zone, self._zone_name = time_zone(settings.billing.time_zone), settings.billing.time_zone
         self._windows = Windows(self._zone)
+        self._priced = {price.model for price in settings.billing.prices}
+        self._aliases = {alias for model in settings.models for alias in model.aliases}
         self._tenants = {tenant.name: tenant.budgets for tenant in settings.tenants if tenant.budgets}
 
     async def listed(self, caller: Caller) -> dict[str, Any]:
@@ -66,6 +69,15 @@ class BudgetView:
         """How much of each budget is spent, as a part of it: those of which most is. Raises StoreError."""
         parts = [(line.budget, spent.settled / line.budget.limit) async for line, spent in self._spent(lambda _: True)]
         return nlargest(most, parts, key=lambda each: each[1])
+
+    def models_without_price(self, served: Iterable[str]) -> list[str]:
+        """The models whose requests spend nothing of budgets in money. Empty if there is no such budget."""
+        free = sorted(set(served) - self._priced - self._aliases)
+        return free if free and any(budget.unit == "money" for budget in self._configured()) else []
+
+    def _configured(self) -> Iterator[BudgetSettings]:
+        yield from chain.from_iterable(self._tenants.values())
+        yield from chain.from_iterable(caller.budgets for caller in self._keyring.callers())
 
     async def _spent(self, is_asked: Callable[[str], bool]) -> AsyncIterator[tuple[_Line, Spent]]:
         """Of the tenants that are asked."""

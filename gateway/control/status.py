@@ -115,6 +115,7 @@ class Status:
             "models_in_several_pools": _some(states.in_several_pools),
             "models": _shown(states),
             "backends_without_replicas": _some(states.without_replicas),
+            "models_without_price": self._budgets.models_without_price(self.models())[:_MOST_NAMES],
             "weights": "approximate" if self._are_weights_approximate(states) else "",
             "not_ready": fleet.problems() if ready else {},
             "draining": [member.id for member in fleet.targets if fleet.is_draining(member.id)],

@@ -141,6 +141,8 @@ class GatewayEvidence:
     """Models whose backends are configured."""
     without_replicas: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model → its backends that have weight and no ready replica."""
+    models_without_price: tuple[str, ...] = ()
+    """Models whose requests spend nothing, if there are budgets in money."""
     are_weights_approximate: bool = False
     python: str = ""
     """The version of its Python."""

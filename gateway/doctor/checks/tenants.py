@@ -1,4 +1,4 @@
-"""Whether what a configuration says of tenants and their queue can take effect."""
+"""Whether what is said of tenants, keys and their queue can take effect."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ PRIORITY = FindingKind(
 )
 
 
-def findings(settings: GatewaySettings, served: frozenset[str] = frozenset()) -> Iterator[Finding]:
-    """What contradicts itself in one configuration, or with the names that replicas serve."""
+def findings(settings: GatewaySettings) -> Iterator[Finding]:
+    """What contradicts itself in one configuration."""
     has_others = settings.security.records_secret is not None  # keys that were made while gateways ran are in Redis
     named = {key.tenant for key in settings.security.api_keys} or {NOBODY}
     for tenant in settings.tenants:
@@ -80,14 +80,13 @@ def findings(settings: GatewaySettings, served: frozenset[str] = frozenset()) ->
     if limited and is_cluster(settings.redis.url):
         yield PER_POOL.seen("tenants", f"limits or budgets of {', '.join(limited)}, and redis.url is a Redis Cluster")
     if any(budget.unit == "money" for _, _, budgets in accounts for budget in budgets):
-        yield from _without_price(settings, served)
+        yield from _without_price(settings)
     yield from _of_queue(settings)
 
 
-def _without_price(settings: GatewaySettings, served: frozenset[str]) -> Iterator[Finding]:
+def _without_price(settings: GatewaySettings) -> Iterator[Finding]:
     priced = {price.model for price in settings.billing.prices}
-    aliases = {alias for model in settings.models for alias in model.aliases}
-    free = sorted(({model.name for model in settings.models} | served) - aliases - priced)
+    free = sorted({model.name for model in settings.models} - priced)
     if not priced:
         yield FREE_MODEL.seen("billing", "budgets in money, and no prices in billing.prices")
     elif free:
@@ -120,9 +119,13 @@ def configured(evidence: Evidence) -> Iterator[Result]:
     if isinstance(evidence.settings, Unknown):
         yield Unchecked("configuration", "whether its settings contradict each other", evidence.settings.why)
     elif evidence.settings is not None:
-        replicas = [replica for pool in evidence.pools for replica in pool.replicas]
-        cards = [card for each in replicas if not isinstance(each.cards, Unknown) for card in each.cards]
-        yield from findings(evidence.settings, frozenset(card.id for card in cards))
+        yield from findings(evidence.settings)
 
 
-CHECKS = (configured,)
+def priced(evidence: Evidence) -> Iterator[Result]:
+    """Whether each model that is served has a price, if a tenant or a key has a budget in money, as gateways say."""
+    if free := sorted({model for gateway in evidence.gateways for model in gateway.models_without_price}):
+        yield FREE_MODEL.seen("billing", f"no price for {', '.join(free)}, which replicas serve")
+
+
+CHECKS = (configured, priced)

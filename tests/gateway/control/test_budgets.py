@@ -23,9 +23,9 @@ BUDGETS = BudgetSettings(per="day", money=5.0), BudgetSettings(per="month", toke
 class Keys:
     """10 000 keys of ten tenants."""
 
-    def __init__(self) -> None:
+    def __init__(self, budgets: tuple[BudgetSettings, ...] = BUDGETS) -> None:
         names = (f"k{number}" for number in range(10_000))
-        self._all = [Caller(f"t{name[-1]}", False, name, id=name, account=name, budgets=BUDGETS) for name in names]
+        self._all = [Caller(f"t{name[-1]}", False, name, id=name, account=name, budgets=budgets) for name in names]
 
     def callers(self) -> list[Caller]:
         return self._all
@@ -89,3 +89,12 @@ async def test_a_budget_opens_again_at_midnight_of_the_billing_zone_which_is_nam
     assert told["time_zone"] == "Asia/Tokyo"
     assert {one["opens_again"][10:] for one in told["budgets"]} == {"T00:00:00+09:00"}
     assert asked_at_once
+
+
+def test_models_without_price_are_named_if_a_key_has_a_budget_in_money() -> None:
+    """Keys that were made while gateways run are among these; the configuration has none of them."""
+    told = view(prices=[{"model": "chat", "output_per_mtok": 1}])
+    assert told.models_without_price(["sim", "chat"]) == ["sim"]
+    assert told.models_without_price(["chat"]) == []
+    in_tokens = BudgetView(GatewaySettings(), cast("Store", NoPools()), cast("Keyring", Keys(BUDGETS[1:])))
+    assert in_tokens.models_without_price(["sim"]) == []

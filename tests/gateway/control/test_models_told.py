@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from coordinator.store import Store
 from gateway.app import Gateway
+from gateway.doctor.ask import gateway_evidence
 from gateway.replicas.model_states import ModelLog, ModelStates
 from tests.gateway.scripted import ScriptedReplica, gateway_before
 from tests.polling import eventually
@@ -94,6 +95,13 @@ async def test_a_backend_with_weight_and_without_a_replica_is_named(before: Stag
         assert told["models"]["chat"]["v4"] == {"weight": 0, "ready_replicas": 0}
         assert "models_down" not in told
         assert "weights" in told
+
+
+async def test_a_model_without_a_price_is_named_by_the_doctor_if_there_is_a_budget_in_money(before: Staged) -> None:
+    spending = {"name": "a", "budgets": [{"per": "day", "money": 1}]}
+    async with before(tenants=[spending], billing={"prices": [{"model": "n", "output_per_mtok": 1}]}) as stage:
+        told = gateway_evidence("", await stage.ready(), (await stage.http.get("/version")).json())
+        assert told.models_without_price == ("m",)
 
 
 async def test_a_configured_model_that_nobody_serves_is_down(before: Staged) -> None:

@@ -220,11 +220,7 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
         set(),
     ),
     ("budget-without-price", with_settings(tenants=[SPENDING]), set()),
-    (
-        "budget-without-price",
-        with_settings(tenants=[SPENDING], billing={"prices": [{"model": "misspelt", "output_per_mtok": 1}]}),
-        set(),
-    ),
+    ("budget-without-price", with_gateway(models_without_price=("sim",)), set()),
     (
         "budget-without-price",
         with_settings(tenants=[SPENDING], **PRICED, models=[{"name": "free", "backends": [{"match": {"model": "x"}}]}]),
