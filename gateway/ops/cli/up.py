@@ -47,6 +47,7 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
         _show_layout(console, layout, plan)
         model, key = await _ask_first(console, cluster, layout, plan, env, with_demo, load)
         if plan.detach:
+            console.print(f"send it a request with:\n{_request(layout, model or 'MODEL', key)}", markup=False)
             return
         _show_next_steps(console, layout, model or "MODEL", plan.state_dir, key)
         async for line in cluster.news():
@@ -73,20 +74,21 @@ async def _ask_first(
 ) -> tuple[str | None, Key]:
     """Sends the first requests, and begins with the load. Returns a model's name, if one is known, and whether requests
     need a key."""
-    key = env.get(_KEY) or None
+    key, sends = env.get(_KEY) or None, with_demo and not plan.detach
     needs: Key = "set" if key else None
     why_not = "no replica lists a model"
     try:
         model = await first_model(layout.url, key)
     except KeyWantedError:
         found = f"{_KEY} is none of this cluster's API keys" if key else "this cluster asks for API keys"
-        needs, why_not = "wanted", f"{found}. Set {_KEY} to one of them, an admin's if it is to see all"
+        why_not = f"{found}, and only their hashes are known here. Set {_KEY} to one of them, an admin's to see all"
+        needs = "wanted"
         model = await first_model(layout.replicas[0].url, env.get("KVGATE_REPLICA_API_KEY"), is_gateway=False)
     if model is None or needs == "wanted":
         what = "no request was sent" if load is None else "no request was sent, and no load is"
-        console.print(f"\n[yellow]{what}[/]: {why_not}")
+        console.print(f"\n[yellow]{what}[/]: {why_not}" if sends or load else f"[yellow]{why_not}[/]")
         return model, needs
-    if with_demo and not plan.detach:
+    if sends:
         console.print("\n[bold]Two requests, each sent to two gateways[/]")
         async for request in send_requests(layout, model, key):
             console.print(_line_of(request))
@@ -146,23 +148,29 @@ def _in_double_quotes(text: str) -> str:
     return f'"{_PROMPT.join(escaped)}"'
 
 
-def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: Path, key: Key) -> None:
-    option = f"--state-dir {state_dir}"
+def _request(layout: Cluster, model: str, key: Key) -> str:
+    """How to send a request, for a shell."""
     export = f"  export {_KEY}=YOUR_KEY\n" if key == "wanted" else ""
     bearer = f' -H "Authorization: Bearer ${_KEY}"' if key else ""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
+    return f"""\
+{export}  curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\
+    -d {_in_double_quotes(body)}"""
+
+
+def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: Path, key: Key) -> None:
+    option = f"--state-dir {state_dir}"
     python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
     of_environment = f'os.environ["{_KEY}"]' if key else '"none"'
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key={of_environment})'
-    curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
     keys = f"  {kvgate} redis-cli {option} --scan --pattern '{prefix(layout.redis_namespace)}:*'\n"
     redis_cli = "" if is_cluster(layout.redis_url) else keys
     listing = f"  {python} -c 'import openai{', os' if key else ''}; print({sdk}.models.list())'\n"
     openai = listing if find_spec("openai") else ""
     steps = f"""
 Try next
-{export}  open {layout.url}/console in a browser: the cluster on one page, live
-  curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\
-    -d {_in_double_quotes(curl_body)}
+  open {layout.url}/console in a browser: the cluster on one page, live
+{_request(layout, model, key)}
 {openai}  {kvgate} status {option}
   {kvgate} owners {option} --model {model} --text {_in_double_quotes(_PROMPT)}
 {redis_cli}Ctrl-C stops everything.

@@ -243,7 +243,7 @@ def test_a_cluster_of_a_file_with_keys_says_how_to_send_requests_and_when_the_fi
     of_one = ("--config", str(config), "--gateways", "1", "--replicas", "1")
     with kvgate.up_in_foreground(*of_one) as up:
         shown = output_until(up, "Ctrl-C stops everything")
-        assert "no request was sent: this cluster asks for API keys. Set KVGATE_API_KEY" in shown
+        assert "no request was sent: this cluster asks for API keys, and only their hashes are known here. Set" in shown
         steps = shown.partition("Try next")[2].replace("YOUR_KEY", "secret-of-me")
         export, curl = re.search(r"export .*", steps), re.search(r"curl (?:.*\\\n)?.*", steps)
         assert export is not None
@@ -267,6 +267,24 @@ def test_a_cluster_of_a_file_with_keys_says_how_to_send_requests_and_when_the_fi
         assert "  text  via gw0 → answered (where and why, only an admin's key is told)" in shown
         assert "secret-of-me" not in shown
         assert '-H "Authorization: Bearer $KVGATE_API_KEY"' in shown
+
+
+def test_a_detached_cluster_with_keys_says_how_to_send_a_request_and_not_that_none_was_sent(
+    kvgate: Kvgate, tmp_path: Path
+) -> None:
+    config = tmp_path / "keys.yaml"
+    entry = {"name": "me", "sha256": sha256(b"secret-of-me").hexdigest(), "tenant": "us"}
+    config.write_text(json.dumps({"security": {"api_keys": [entry], "cache_salt_secret": "salt" * 8}}))
+    result = kvgate.up("--detach", "--config", str(config), "--gateways", "1", "--replicas", "1")
+    assert result.returncode == 0, result.stderr
+    assert "no request was sent" not in result.stdout
+    assert "this cluster asks for API keys, and only their hashes are known here" in result.stdout
+    export, _, curl = result.stdout.partition("send it a request with:\n")[2].partition("\n")
+    assert export.strip() == "export KVGATE_API_KEY=YOUR_KEY"
+    assert '-H "Authorization: Bearer $KVGATE_API_KEY"' in curl
+    url, headers = kvgate.cluster()["url"], {"authorization": "Bearer secret-of-me"}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body_sent_by(curl), headers=headers, timeout=30)
+    assert answer.status_code == 200
 
 
 def write_and_tell(file: Path, text: str, kvgate: Kvgate) -> None:
