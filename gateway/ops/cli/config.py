@@ -92,14 +92,16 @@ def check_config(
     if warnings and strict:
         raise typer.Exit(1)
     followed = [name for name, section in settings.discovery if section is not None]
-    if not settings.replicas and not followed:
-        but = "no replicas and no discovery: every request will be answered 503 (kvgate up --config adds its replicas)"
-        typer.echo(f"{file}: OK, but {but}")
-        _tell_of_records(settings)
-        raise typer.Exit(int(strict))
     replicas = counted(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
+    has_none = not settings.replicas and not followed
+    if has_none:
+        typer.echo(
+            "no replicas here: kvgate up --config brings its own; kvgate gateway needs `replicas`, `discovery`, or "
+            "kvgate replicas add"
+        )
     _tell_of_records(settings)
+    raise typer.Exit(int(strict and has_none))
 
 
 def _tell_of_records(settings: GatewaySettings) -> None:
