@@ -15,6 +15,8 @@ import os
 import random
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
@@ -24,21 +26,24 @@ from gateway.ops.errors import CommandError
 
 # Below Linux' ephemeral ports: no outgoing connection takes a port between this check and the child's bind.
 _PORTS = range(20_000, 32_000)
+_OF_ALL_USERS, _OF_ITS_OWNER = 0o666, 0o600
+_PATIENCE_S, _LOOK_S = 10.0, 0.01
+"""Ports are found within milliseconds. Whoever holds their file for longer was stopped."""
 
 
 def lock_port(port: int, state_dir: Path) -> int:
     """Lock `port` for the cluster in `state_dir`: a file that stays open. CommandError says which cluster holds it."""
     path = Path(tempfile.gettempdir()) / f"kvgate-port-{port}.lock"
-    return _lock(path, f"port {port}", "another port with --port", state_dir)
+    return _lock(_open(path, _OF_ALL_USERS), f"port {port}", "another port with --port", state_dir)
 
 
 def lock_state_dir(state_dir: Path) -> int:
     """The same for `state_dir`."""
-    return _lock(state_dir / "lock", f"state dir {state_dir}", "another with --state-dir", state_dir)
+    fd = _open(state_dir / "lock", _OF_ITS_OWNER)
+    return _lock(fd, f"state dir {state_dir}", "another with --state-dir", state_dir)
 
 
-def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> int:
-    fd = _open_shared(path)
+def _lock(fd: int, what: str, alternative: str, state_dir: Path) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -62,14 +67,14 @@ def _replace(fd: int, text: str) -> None:
     os.pwrite(fd, text.encode(), 0)
 
 
-def _open_shared(path: Path) -> int:
-    """Open or create a lock file that every user may lock, since all users share the machine's ports."""
+def _open(path: Path, mode: int) -> int:
+    """Open or create a lock file. Every user may lock that of a port, since all users share the machine's ports."""
     try:
         try:
             return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
-            os.fchmod(fd, 0o666)  # the umask has removed some of these bits
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, mode)
+            os.fchmod(fd, mode)  # the umask has removed some of these bits
             return fd
     except OSError as error:
         raise CommandError(f"cannot open the lock file {path}: {error.strerror}; remove it") from None
@@ -103,12 +108,14 @@ def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None)
     All processes that share a temporary folder go through the ports in turn, so that no other process gets a port
     before its owner binds it, or while its owner restarts. Without that folder, the search begins at a random port.
     """
-    fd, first = None, random.randrange(len(_PORTS))
+    fd, first, path = None, random.randrange(len(_PORTS)), Path(tempfile.gettempdir()) / "kvgate-last-port"
+    with suppress(CommandError):
+        fd = _open(path, _OF_ALL_USERS)
     try:
-        with suppress(OSError, CommandError, ValueError):
-            fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
-            fcntl.flock(fd, fcntl.LOCK_EX)  # until it is closed
-            first = _PORTS.index(int(os.pread(fd, 16, 0))) + 1
+        if fd is not None:
+            _wait_for(fd, path)  # it is locked until it is closed
+            with suppress(OSError, ValueError):
+                first = _PORTS.index(int(os.pread(fd, 16, 0))) + 1
         in_turn = (_PORTS[(first + n) % len(_PORTS)] for n in range(len(_PORTS)))
         ports = list(islice((port for port in in_turn if port != excluded and is_free(host, port)), count))
         if len(ports) < count:
@@ -120,6 +127,23 @@ def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None)
     finally:
         if fd is not None:
             os.close(fd)
+
+
+def _wait_for(fd: int, path: Path) -> None:
+    """Lock a file that others lock for a moment. Raises CommandError if it takes too long."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise CommandError(
+                    f"cannot look for free ports: another process has locked {path} for {_PATIENCE_S:g} s; end it "
+                    f"(`fuser -v {path}` names it), or remove the file"
+                ) from None
+        except OSError:
+            return None  # there are no locks in this folder
+        threading.Event().wait(_LOOK_S)
 
 
 def is_free(host: str, port: int) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.ops.errors import CommandError
+from gateway.ops.local import ports
 from gateway.ops.local.ports import describe_holder, lock_port, lock_state_dir, require_free
 from gateway.ops.local.processes import Children, wait_until
 
@@ -74,3 +77,27 @@ def test_what_one_was_given_and_does_not_use_yet_nobody_else_is_given() -> None:
     ]
     given = [port for each in begun for port in each.communicate()[0].split()]
     assert len(set(given)) == len(given) == 3 * 40
+
+
+def test_whoever_keeps_others_from_ports_is_named_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ports.free_ports(1)
+    monkeypatch.setattr(ports, "_PATIENCE_S", 0.0)
+    with (tmp_path / "kvgate-last-port").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CommandError, match=f"another process has locked {tmp_path}/kvgate-last-port"):
+            ports.free_ports(1)
+    assert ports.free_ports(1)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_all_users_may_lock_a_port_and_only_its_owner_a_state_dir(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        for lock in (lock_port(8080, tmp_path), lock_state_dir(tmp_path)):
+            os.close(lock)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"kvgate-port-8080.lock": 0o666, "lock": 0o600}
