@@ -9,6 +9,7 @@ Programs can branch on its `code`, and for bad input its `param` names the field
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -29,6 +30,8 @@ class ApiError(Exception):
     message: str
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    over_budget: dict[str, Any] | None = None
+    """The budget that refused, for the request's record."""
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -86,6 +87,7 @@ class Reply:
         self.trace: Untraced = UNTRACED
         self.status = 0
         self.code = ""
+        self.over_budget: dict[str, Any] | None = None
         self.job: Job | None = None
         """None until the request was read."""
         self.tickets: Sequence[Ticket] = ()
@@ -202,7 +204,7 @@ class Reply:
         An answer that has begun and cannot go on must not look complete. A stream ends with an error event. Any other
         answer is left without an end, so its connection is cut.
         """
-        self.code = error.code
+        self.code, self.over_budget = error.code, error.over_budget
         if self._exchange.is_answered:
             return
         if self._exchange.has_started:

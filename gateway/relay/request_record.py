@@ -58,6 +58,7 @@ def request_record(
         "path": endpoint.label,
         "status": reply.status,
         "code": reply.code or None,
+        "over_budget": reply.over_budget,
         "tenant": caller.tenant if caller is not None else None,
         "key": (caller.key if caller is not None else "") or None,
         "duration_ms": _ms(duration_s),

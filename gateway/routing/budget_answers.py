@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 from coordinator.accounts import is_account_of_key
 from coordinator.errors import OverBudget
@@ -40,6 +41,7 @@ def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
     budget, spent, most, is_settled = error.blocking()
     left_amount = max(0, budget.limit - spent.settled)
     left, told = _amount(budget, left_amount, currency), _header(budget, left_amount, currency)
+    facts = _facts(budget, spent, most, currency)
     may_cost = f"this request may take {_amount(budget, most, currency)}"
     if is_settled:
         retry_s = max(1, math.ceil(budget.ends_s - now_s))
@@ -49,9 +51,8 @@ def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
         )
         if spent.settled < budget.limit:
             message += " A request with a smaller max_tokens may still fit."
-        return ApiError(
-            429, "budget_exceeded", message, headers=told | {"retry-after": str(retry_s), "x-should-retry": "false"}
-        )
+        told |= {"retry-after": str(retry_s), "x-should-retry": "false"}
+        return ApiError(429, "budget_exceeded", message, headers=told, over_budget=facts)
     if error.is_local:
         message = f"Redis is away, and this gateway's part of the {_words(budget)} is used up. Retry in {_SOON_S} s."
     else:
@@ -59,7 +60,22 @@ def budget_refused(error: OverBudget, now_s: float, currency: str) -> ApiError:
             f"The {_words(budget)} has {left} left, but requests in flight may take it, and {may_cost}. Retry in "
             f"{_SOON_S} s."
         )
-    return ApiError(429, "budget_reserved", message, headers=told | {"retry-after": str(_SOON_S)})
+    told |= {"retry-after": str(_SOON_S)}
+    return ApiError(429, "budget_reserved", message, headers=told, over_budget=facts)
+
+
+def _facts(budget: AccountBudget, spent: Spent, most: int, currency: str) -> dict[str, Any]:
+    """What the record of a refused request tells of its budget."""
+    is_money = budget.unit == "money"
+    amounts = {"budget": budget.limit, "spent": spent.settled, "reserved": spent.held, "may_take": most}
+    return {
+        "account": _account(budget),
+        "per": budget.per,
+        "window": budget.window,
+        "unit": currency if is_money else "tokens",
+        **{name: amount / NANOS if is_money else amount for name, amount in amounts.items()},
+        "resets": _time(budget.ends_s),
+    }
 
 
 def _words(budget: AccountBudget) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from bench.cluster import running_cluster
 from bench.faults.stepped_clock import OFFSET_KEY
+from gateway.ops.cli.explain import reasons
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
 from tests.chaos.tenant_stage import TenantStage, api_keys
 from tests.chaos.test_clock_steps import STEPPED, options_of
@@ -114,6 +115,23 @@ async def test_of_64_clients_at_four_gateways_as_many_are_served_as_the_budget_p
     assert refused.headers["x-should-retry"] == "false"
     assert int(refused.headers["retry-after"]) > 0
     assert "monthly budget of your tenant" in refused.text
+    await explains(stage, refused.headers["x-request-id"])
+
+
+async def explains(stage: BudgetStage, request_id: str) -> None:
+    """Another gateway tells afterwards which budget has refused a request."""
+    found: list[dict[str, Any]] = []
+
+    async def is_told() -> bool:
+        answer = await stage.tenants["exact"].get(f"{stage.urls[2]}/v1/decisions/{request_id}")
+        found.extend(answer.json().get("decisions", ()))
+        return bool(found)
+
+    await eventually(is_told)
+    told = found[0]["over_budget"]
+    assert (told["account"], told["per"], told["unit"], told["reserved"]) == ("tenant", "month", "USD", 0)
+    assert (told["budget"], told["spent"], told["may_take"]) == (MONEY, MONEY, COST / 1e9)
+    assert any(line.startswith("refused by the budget of its tenant per month") for line in reasons(found[0]))
 
 
 async def test_a_gateway_that_dies_with_requests_in_flight_lets_nobody_spend_more(stage: BudgetStage) -> None:

@@ -71,6 +71,8 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     asked = [f"{name} {record[name]}" for name in ("model", "backend", "tenant", "key") if record.get(name)]
     if asked:
         yield f"asked: {', '.join(asked)}, {_tokens(record['prompt_tokens'])} of prompt"
+    if record.get("over_budget"):
+        yield _over_budget(record["over_budget"])
     for failed in record.get("failed") or ():
         yield f"tried {failed['replica']}, which failed: {failed['why']}"
     replica = record["replica"]
@@ -85,6 +87,15 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     yield from _compared(record.get("costs") or [], replica)
     first = "" if record["first_byte_ms"] is None else f", first byte after {record['first_byte_ms']:.0f} ms"
     yield f"waited {record['waited_ms']:.0f} ms for room{first}, ended after {record['duration_ms']:.0f} ms"
+
+
+def _over_budget(told: dict[str, Any]) -> str:
+    budget, spent, reserved, most = (f"{told[name]:.12g}" for name in ("budget", "spent", "reserved", "may_take"))
+    whose, window = f"{told['account']} per {told['per']}", f"next {told['per']} begins at {told['resets']}"
+    return (
+        f"refused by the budget of its {whose} ({told['window']}): of {budget} {told['unit']}, {spent} are spent and "
+        f"{reserved} reserved by requests in flight; it may take {most}; the {window}"
+    )
 
 
 def _compared(costs: list[dict[str, Any]], replica: str) -> Iterator[str]:
