@@ -303,6 +303,7 @@ class Gateway:
             explained=explained,
             operations=self.operations,
             usage=self.usage,
+            budgets=self.budgets,
             logins=self.metrics.logins,
             is_over=lambda: self.status.is_draining,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from heapq import nlargest
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
@@ -20,6 +21,7 @@ from gateway.console.findings import Findings
 from gateway.console.guesses import Guesses
 from gateway.console.prefixes import Prefixes
 from gateway.console.sessions import COOKIE, LASTS_S, Sessions
+from gateway.control.budgets import BudgetView
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations, store_away
@@ -41,6 +43,7 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _TICK_S, _CHECKED_S = 0.25, 10.0
 _FORM_S = 10.0
 _MOST_FORM_BYTES = 4096
+_MOST_BUDGETS = 100
 
 
 def add_console(
@@ -55,6 +58,7 @@ def add_console(
     explained: Explainer,
     operations: Operations,
     usage: UsageReport,
+    budgets: BudgetView,
     logins: FastCounter,
     is_over: Callable[[], bool],
 ) -> None:
@@ -64,7 +68,7 @@ def add_console(
     _add_login(app, sessions, logins, texts["login.html"])
     _add_live(app, sessions, Shown(cluster, decisions, findings), is_over)
     _add_acts(app, sessions, prefixes, explained, operations)
-    _add_usage(app, sessions, usage)
+    _add_usage(app, sessions, usage, budgets)
     _add_past(app, sessions, past)
 
     @app.get("/console")
@@ -133,12 +137,19 @@ def _add_acts(
         return await drain(request, name, is_over=True)
 
 
-def _add_usage(app: FastAPI, sessions: Sessions, usage: UsageReport) -> None:
+def _add_usage(app: FastAPI, sessions: Sessions, usage: UsageReport, budgets: BudgetView) -> None:
     @app.get("/console/usage")
     async def show_usage(request: Request) -> Response:
         """This month's, by tenant and model."""
         answer, _ = await usage(await sessions.logged_in(_cookie(request)), {})
         return _json(answer)
+
+    @app.get("/console/budgets")
+    async def show_budgets(request: Request) -> Response:
+        """Those of which most is used first; how many `more` there are."""
+        told = await budgets.listed(await sessions.logged_in(_cookie(request)))
+        most_used = nlargest(_MOST_BUDGETS, told["budgets"], key=lambda each: -each["left"] / each["budget"])
+        return _json(orjson.dumps(told | {"budgets": most_used, "more": len(told["budgets"]) - len(most_used)}))
 
 
 def _add_past(app: FastAPI, sessions: Sessions, past: PastDecisions) -> None:

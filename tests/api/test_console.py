@@ -190,6 +190,7 @@ def test_a_prompt_is_explained_to_a_page_of_the_session_only(guarded: Stage, bro
     assert httpx.post(f"{url}/console/explain", json=body).status_code == 401
     assert httpx.get(f"{url}/console/prefixes").status_code == 401
     assert httpx.get(f"{url}/console/usage").status_code == 401
+    assert httpx.get(f"{url}/console/budgets").status_code == 401
     assert httpx.post(f"{url}/console/explain", json=body, cookies=held).status_code == 403
     token = token_of(httpx.get(f"{url}/console", cookies=held).text)
     told = httpx.post(f"{url}/console/explain", json=body, cookies=held, headers={"x-kvgate-csrf": token}).json()

@@ -30,7 +30,13 @@ CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "policy": {"max_active_requests": 1},
     "billing": {"currency": "EUR", "prices": [{"model": "sim", "output_per_mtok": 100.0}]},
-    "tenants": [{"name": "research", "limits": {"concurrency": 40}}],
+    "tenants": [
+        {
+            "name": "research",
+            "limits": {"concurrency": 40},
+            "budgets": [{"per": "day", "money": 50.0}, {"per": "month", "tokens": 10_000_000, "soft": 1e-6}],
+        }
+    ],
     "models": [
         {
             "name": "chat",
@@ -356,6 +362,17 @@ def test_the_cost_of_this_month_is_shown_by_tenant_and_model(browser: Browser, c
         page.get_by_role("link", name="Usage").click()
         expect(page.locator("#billed")).to_contain_text(re.compile(r"have cost 0\.\d+ EUR since \d{4}-\d\d began"))
         expect(page.locator("#bills tr").first).to_contain_text(re.compile(r"research.*sim"))
+        rows = page.locator("#budgets tr")
+        expect(page.locator("#budgeted")).to_have_text("Times are of UTC.")
+        expect(rows).to_have_count(2)
+        day, month = rows.filter(has_text="EUR"), rows.filter(has_text="tokens")
+        assert told(day, "Spent").inner_text().endswith(" of 50.00 EUR")
+        assert float(told(day, "Spent").get_by_role("meter").get_attribute("aria-valuenow") or 0) > 0
+        assert (told(day, "State").inner_text(), told(month, "State").inner_text()) == (
+            "open",
+            "soft limit reached (0 %)",
+        )
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d 00:00", told(month, "Opens again").inner_text())
 
 
 def test_a_button_drains_a_replica_and_the_page_of_another_gateway_ends_that(

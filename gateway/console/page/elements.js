@@ -32,9 +32,9 @@ export function duration(ms) {
 }
 
 // A cell with a bar: how much of a limit is used. It warns near the limit.
-export function barCell(title, used, limit, text) {
+export function barCell(title, used, limit, text, soft = 0.8) {
   const share = Math.max(0, Math.min(1, limit ? used / limit : 1));
-  const className = share >= 1 ? "bad" : share >= 0.8 ? "warn" : "good";
+  const className = share >= 1 ? "bad" : share >= soft ? "warn" : "good";
   const attributes = { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "meter", "aria-label": title, "aria-valuenow": used, "aria-valuemin": 0, "aria-valuemax": limit, "aria-valuetext": text };
   const bar = drawing("svg", attributes, drawing("rect", { width: 100, height: 10 }), drawing("rect", { width: 100 * share, height: 10, class: className }));
   return element("td", { class: "number" }, bar, text);
