@@ -234,7 +234,6 @@ if known_epoch == epoch then
     for i = 1, #budgets do
       budget.finish(budgets[i], nil, now)
     end
-    redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
   end
 end
 if held ~= '' and not leaving then
@@ -257,8 +256,15 @@ end
 
 if redis.call('EXISTS', seats_key) == 1 then
 -- include queue
+  local base = base_of(waiting_key)
+  if leaving and status == 'ok' then -- nobody else could take them out of what is counted of their tenants
+    local seats = redis.pcall('HKEYS', seats_key)
+    for i = 1, #seats do
+      remove_seat(base, gateway, seats[i])
+    end
+  end
   -- Puts seats back into line that somebody else took out of it; it looks at some each time.
-  local base, ids = base_of(waiting_key), redis.pcall('HRANDFIELD', seats_key, 8)
+  local ids = redis.pcall('HRANDFIELD', seats_key, 8)
   for i = 1, #ids do
     local seat = seat_of(base, gateway, ids[i])
     if not seat then
@@ -280,6 +286,10 @@ if redis.call('EXISTS', seats_key) == 1 then
       end
     end
   end
+end
+
+if leaving and status == 'ok' then
+  redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
 end
 
 local is_all, lines = told(id, view_version, version)

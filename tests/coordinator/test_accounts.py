@@ -204,6 +204,26 @@ async def test_a_slot_of_a_key_that_another_pool_frees_is_used_by_the_request_th
         assert await newcomer is not None
 
 
+async def test_a_gateway_that_leaves_takes_its_requests_out_of_the_queue_and_of_what_is_counted_of_tenants(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        tenant, key = {"concurrency": 3}, {"concurrency": 1}
+        assert await one.place(charged("first", tenant, key)) is not None
+        tasks = [await queued(client, other, charged(name, tenant, key)) for name in ("second", "third")]
+        stays = await queued(client, one, charged("stays", tenant, key))
+        assert await client.hget(KEYS.patient, "parked t") == "3"
+        await other.beat(leaving=True)
+        assert await client.hget(KEYS.patient, "parked t") == "1"
+        assert await waiting(client) == 1
+        for task in tasks:
+            task.cancel()
+        one.done("first")
+        assert await stays is not None
+        one.done("stays")
+        await drained(one)
+
+
 async def test_a_parked_request_gets_its_turn_among_others_although_nothing_of_its_key_ends_any_more(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
