@@ -1,7 +1,8 @@
 -- Chooses one of a model's backends by their weights, and runs `place` there: one call, so the weights hold exactly over all
 -- gateways. A conversation that has begun stays with its backend, and is not counted. Nor is a request that another try may
 -- place, or that is above a limit. One that is refused because too many wait there has had its turn: else the next one would
--- get the same turn, and a full backend would keep the requests of all others out.
+-- get the same turn, and a full backend would keep the requests of all others out. One that may cost more than is left of a
+-- budget is not tried at another backend: their prices are the same, and who holds its prompt must not change the weights.
 --
 -- KEYS
 --   hash    placing...: the keys of `place` for the first backend
