@@ -273,7 +273,8 @@ class Router:
             job.noted_wait(request.waited_s)  # another model may answer it, and it has paid for a request
             return _no_room(refusal, self._settings.queue.wait_s)
         if isinstance(refusal, OverBudget):
-            error = budget_refused(refusal, job.billed_at_s, self._settings.billing.currency)
+            now_s = job.billed_at_s + request.waited_s  # the window in which it came may be over
+            error = budget_refused(refusal, now_s, self._settings.billing.currency)
             self._metrics.queue_refusals.inc(error.code)
             return error
         self._metrics.queue_refusals.inc(refusal.limit)

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from coordinator.breaker import FAILURES
+from coordinator.errors import OverBudget
 from coordinator.placement import Used
 from coordinator.registry import ReplicaRecord
+from coordinator.spending import AccountBudget, Spent
 from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
 from gateway.errors import ApiError
@@ -137,3 +139,14 @@ async def test_a_replica_of_which_the_store_knows_nothing_is_no_way_around_budge
         ticket.done()
     assert ticket.request.bill is not None
     assert router.pool(asked).reservations.spent.unsettled(ticket.request.bill.budgets[0]) == 20
+
+
+async def test_a_request_that_waited_until_its_budgets_window_was_over_is_told_to_come_again_at_once() -> None:
+    router, asked = lonely_router(), job(b"a" * 16)
+    asked.billed_at_s = 1000.0
+    request = router.questions.ask(asked, router.pool(asked), (), "")
+    budget = AccountBudget("t", "day", "tokens", 100, 0.8, "2026-11-28", 1030, "2026-11-28/tokens/t")
+    refusal = OverBudget([(budget, Spent("1", 100, 0), 10)])
+    assert router._refused(asked, request, refusal).headers["retry-after"] == "30"
+    request.has_waited(40.0)
+    assert router._refused(asked, request, refusal).headers["retry-after"] == "1"
