@@ -198,7 +198,7 @@ _AWAY = "Redis does not answer, and it has the secret of the sessions. Try again
 _PROBLEMS = {
     "missing_api_key": "Enter an admin key.",
     "invalid_api_key": "This key is not known here.",
-    "admin_key_required": "This is no admin key: it has no `admin: true` in security.api_keys.",
+    "admin_key_required": "This is a valid key, but no admin key.",
     "request_too_large": "This is too long for a key.",
     "request_timeout": "The form did not come in time. Try again.",
     "too_many_logins": "Too many failed logins from this address. Try again in a minute.",

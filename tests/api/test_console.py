@@ -95,7 +95,7 @@ def test_with_keys_it_needs_an_admin_key_and_says_so(guarded: Stage, browser: ht
     answer = browser.get(f"{url}/console")
     assert (answer.status_code, answer.headers["location"]) == (303, "/console/login")
     assert browser.get(f"{url}/console/live").json()["error"]["code"] == "login_required"
-    for key, status, words in (("", 401, "Enter"), ("wrong", 401, "not known"), ("secret-alice", 403, "admin: true")):
+    for key, status, words in (("", 401, "Enter"), ("wrong", 401, "not known"), ("secret-alice", 403, "no admin key")):
         answer = log_in(browser, url, key)
         assert (answer.status_code, words in answer.text, dict(browser.cookies)) == (status, True, {})
     assert log_in(browser, url, "x" * 5000).status_code == 413
