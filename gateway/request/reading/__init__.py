@@ -2,6 +2,7 @@
 
     document          reads a JSON body: checks it, reads its prompt, makes it fit for a replica
     output            how much an engine generates for a body, at most
+    resumable         whether a stream could go on at another replica after it broke
     edit              changes a JSON text in a few places
     form              reads a multipart form
     model_field       finds the model in JSON text that is not parsed
