@@ -1,6 +1,7 @@
 -- Drains a replica: from now on it gets no new requests, and those that it has finish there. Or ends that.
 -- A drain is that of one incarnation: a replica that restarts gets requests again. `draining` has "<incarnation> <ms>", and
--- "-<incarnation> <ms>" when the drain of this incarnation is over: then a statement that it is drained is an old one.
+-- "-<incarnation> <ms>" when the drain of this incarnation is over: then a statement that it is drained is an old one. With
+-- " move" behind it, its requests do not finish there: gateways send them elsewhere.
 --
 -- KEYS
 --   hash    replicas, draining, active, agents, asks
@@ -8,6 +9,7 @@
 --   text    replica
 --   flag    is_over: the replica gets requests again. Its agent says again what it holds, because its keys were
 --             forgotten.
+--   flag    moves: its requests that can go on elsewhere do
 -- Returns {the replica's state from now on ("": the pool does not know it), its requests in flight}.
 
 -- include time
@@ -21,7 +23,7 @@ if not incarnation then
 end
 local now, before = now_ms(), state
 if not is_over then
-  write('HSET', draining_key, replica, incarnation .. ' ' .. string.format('%d', now))
+  write('HSET', draining_key, replica, incarnation .. string.format(' %d', now) .. (moves and ' move' or ''))
   state = state == 'ready' and 'draining' or state
 else
   write('HSET', draining_key, replica, '-' .. incarnation .. ' ' .. string.format('%d', now))

@@ -87,11 +87,11 @@ class Operations:
             found.append(told | {"problem": why})
         return found
 
-    async def drain(self, name: str, *, is_over: bool) -> dict[str, Any]:
-        """Drain a replica, or end that. Raises ApiError."""
+    async def drain(self, name: str, *, is_over: bool, moves: bool = False) -> dict[str, Any]:
+        """Drain a replica, or end that. With `moves`, its requests go on elsewhere if they can. Raises ApiError."""
         pool = self._pool_of(name)
         try:
-            drained = await drain(pool.run, name, is_over=is_over)
+            drained = await drain(pool.run, name, is_over=is_over, moves=moves)
         except StoreError as error:
             raise store_away(error) from None
         if not drained.state:

@@ -184,8 +184,8 @@ def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> N
         return _json(200, await operations.replica(name))
 
     @admins("/v1/replicas/{name}/drain", methods=["POST"])
-    async def drain(name: str) -> Response:
-        return _json(200, await operations.drain(name, is_over=False))
+    async def drain(name: str, move: bool = False) -> Response:
+        return _json(200, await operations.drain(name, is_over=False, moves=move))
 
     @admins("/v1/replicas/{name}/undrain", methods=["POST"])
     async def undrain(name: str) -> Response:

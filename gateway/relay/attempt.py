@@ -23,6 +23,7 @@ from gateway.relay.relay import Relay, StreamBroken
 from gateway.relay.reply import Reply
 from gateway.relay.resumptions import Resumptions
 from gateway.relay.retries import (
+    DRAINED,
     RETRIED_STATUSES,
     Failure,
     has_stalled_two,
@@ -422,7 +423,8 @@ class Attempts:
             ):
                 yield
         except TimeoutError as error:
-            raise StreamBroken(waiting.move_reason if waiting else "timeout", by_replica=True) from error
+            why = waiting.move_reason if waiting else "timeout"
+            raise StreamBroken(why, by_replica=why != DRAINED) from error
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.

@@ -7,6 +7,7 @@ ready, and if one of these holds:
 - The registry says that its replica hangs.
 - The registry says that its replica sleeps. Then the attempt ends at once, whether or not another replica is ready.
 - The registry says that its replica is ready, but this gateway cannot reach it.
+- Its replica is drained, and an operator wants it empty soon.
 
 Streams that can go on elsewhere (resumptions.py) move in the same way after their first byte.
 
@@ -28,10 +29,13 @@ from types import TracebackType
 
 import structlog
 
+from coordinator.errors import StoreError
+from coordinator.pool.draining import moving
 from coordinator.pool.pool import Pool
 from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from gateway.deadlines import Limit
+from gateway.relay.retries import DRAINED
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
 from gateway.replicas.health_checks import HealthChecks
@@ -93,7 +97,7 @@ class WaitingAttempt:
         self.is_scheduled = False
         """Whether it moves within the next second."""
         self.move_reason = ""
-        """Why it was moved: asleep, dead, hung or unreachable. Empty if it was not moved."""
+        """Why it was moved: asleep, dead, hung, unreachable or drained. Empty if it was not moved."""
 
     def __enter__(self) -> WaitingAttempt:
         self.since_s = time.monotonic()
@@ -131,6 +135,8 @@ class Moves:
         """Pool → deaths according to the registry."""
         self._local_deaths: dict[str, PoolDeaths] = {}
         """Pool → deaths according to this gateway's own checks."""
+        self._emptied: set[str] = set()
+        """Drained replicas whose requests are to go on elsewhere."""
         self._silences: dict[str, tuple[int, float]] = {}
         """Replica that requests wait for → how many pieces of answers it has sent, and since when it is silent."""
 
@@ -173,11 +179,25 @@ class Moves:
                 await asyncio.sleep(_TICK_S)
                 tick += 1
                 if tick % _SHARE_TICKS == 0:
+                    await self._look_at_drains()
                     self._progress.share()
                     self._hangs.forget_all_but(self._fleet.members)
                 self._check_all(time.monotonic())
         finally:
             await self._hangs.close()
+
+    async def _look_at_drains(self) -> None:
+        """Which drained replicas, of those that requests wait for, are to be emptied. Without the store, as before."""
+        emptied = set[str]()
+        for name in self._store.pool_names():
+            pool = self._store.pool(name)
+            drained = {each.replica for each in pool.records.values() if each.state == "draining"}
+            if here := drained.intersection(self.waiting):
+                try:
+                    emptied |= await moving(pool, here)
+                except StoreError:
+                    emptied |= here & self._emptied
+        self._emptied = emptied
 
     def _check_all(self, now_s: float) -> None:
         for name in self._store.pool_names():
@@ -214,6 +234,9 @@ class Moves:
         if record.state == ASLEEP:
             for waiting in [each for each in self.waiting[replica] if each.may_leave and each.member is member]:
                 waiting.move(ASLEEP)
+            return
+        if replica in self._emptied:
+            self._schedule(replica, DRAINED, [each for each in self.waiting[replica] if self._move_reason(each)])
             return
         if now_s - self._silent_since_s(replica) < _SILENT_S:
             self._hangs.forget(replica)
@@ -271,8 +294,10 @@ class Moves:
         return self._gone_reason(*known) if self._can_move(waiting) else ""
 
     def _gone_reason(self, member: Member, record: ReplicaRecord, *, together: bool = False) -> str:
-        """Why attempts should leave this replica: dead, hung or unreachable, as the top of this file tells. Empty if it
-        serves or, unless `together`, if it died together with many others."""
+        """Why attempts should leave this replica: dead, hung, unreachable or drained, as the top of this file tells.
+        Empty if it serves or, unless `together`, if it died together with many others."""
+        if member.id in self._emptied:
+            return DRAINED
         if member.is_silent and self._hangs.has_progressed_lately(member.id):
             return ""
         is_agreed = record.state == "hung" or not member.is_answering

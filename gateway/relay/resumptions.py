@@ -22,7 +22,10 @@ from gateway.request.reading.document import is_true, parse_document
 from gateway.settings.limit_settings import ResumeSettings
 
 _BROKE = frozenset(
-    {*("reset", "idle", "closed", "empty", "ended early", "aborted", "error_event", "dead", "hung", "unreachable")}
+    {
+        *("reset", "idle", "protocol", "empty", "ended early", "aborted", "error_event"),
+        *("dead", "hung", "unreachable", "drained"),
+    }
 )
 _NOT = frozenset(
     {

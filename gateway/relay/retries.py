@@ -23,6 +23,8 @@ from gateway.relay.own_refusals import REFUSALS
 
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _UNAVAILABLE = 503
+DRAINED = "drained"
+"""Of an attempt whose replica is being emptied."""
 _BROKEN = frozenset({500, 502})
 _NOT_EXECUTED = frozenset({"refused", "status_404", "status_429", "status_503"})
 _PAUSED = b"Generation is paused"
@@ -56,7 +58,7 @@ class Failure:
     @property
     def is_silence(self) -> bool:
         """Whether the replica gave no answer although it was in use."""
-        return not self.status and self.reason not in ("unreachable", "dead", ASLEEP)
+        return not self.status and self.reason not in ("unreachable", "dead", ASLEEP, DRAINED)
 
     @property
     def is_error(self) -> bool:

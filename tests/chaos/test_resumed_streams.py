@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 from typing import Any
 
 import openai
@@ -148,3 +149,28 @@ async def test_the_openai_sdk_reads_a_stream_that_went_on(stage: Stage) -> None:
         chunks = [chunk async for chunk in await client.chat.completions.create(**body)]
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [TOKENS]
     assert len(chunks) == len(whole) - 1
+
+
+async def test_a_replica_that_is_drained_with_move_is_empty_in_seconds(stage: Stage) -> None:
+    body = asked(stage.new_prompt(), max_tokens=120)
+    whole, owner = await unbroken(stage, CHAT, body)
+    text, options = body["messages"][0]["content"], {"temperature": 0, "stream_options": body["stream_options"]}
+    async with AsyncExitStack() as stack:
+        begun = [
+            await stack.enter_async_context(held_stream(stage.http, url, text, 120, **options)) for url in stage.urls
+        ]
+        stays = await stack.enter_async_context(
+            held_stream(stage.http, stage.urls[0], text, 120, temperature=0, logprobs=True)
+        )
+        assert {stream.replica for stream in (*begun, stays)} == {owner.id}
+        drained = await stage.http.post(f"{stage.urls[0]}/v1/replicas/{owner.id}/drain?move=true", json={})
+        assert drained.json()["state"] == "draining"
+        answers = [await stream.rest() for stream in begun]
+        assert "[DONE]" in await stays.rest()
+    for answer in answers:
+        events = told(answer)
+        events.remove(COMMENT)
+        assert events == whole
+    assert await stage.metric_of_all("kvgate_stream_resumptions_total", outcome="exact", reason="drained") >= len(begun)
+    (await stage.http.post(f"{stage.urls[1]}/v1/replicas/{owner.id}/undrain", json={})).raise_for_status()
+    await eventually(stage.all_load_is_given_back)

@@ -28,6 +28,7 @@ def drain(
         bool, typer.Option("--wait", help="Return when it has no request and its keys are forgotten.")
     ] = False,
     timeout_s: Annotated[float, typer.Option(min=0, help="With --wait: give up after so many seconds; 0: never.")] = 0,
+    move: Annotated[bool, typer.Option("--move", help="Let its requests go on at other replicas, at once.")] = False,
     gateway: Gateway = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     api_key: ApiKey = None,
@@ -36,20 +37,22 @@ def drain(
 
     Then its keys are forgotten. It stays drained until `kvgate undrain`, or until
     its engine restarts. Requests that can go nowhere else (a stored response that
-    is continued) still reach it. With --wait, the exit code is 1 if the time is
-    over before its requests are.
+    is continued) still reach it. With --move, requests and streams that can go on
+    at another replica do, within seconds; the others finish here. With --wait, the
+    exit code is 1 if the time is over before its requests are.
 
     \b
     Examples:
       kvgate drain r0
       kvgate drain r0 --wait --timeout-s 600
+      kvgate drain r0 --move --wait
       kvgate drain r0 --gateway http://10.0.0.7:8080
     """
     if timeout_s and not wait:
         raise CommandError("--timeout-s: is only for --wait; give that, too")
     replicas_url = f"{gateway_url(gateway, state_dir)}/v1/replicas"
     url = f"{replicas_url}/{quote(replica, safe='')}"
-    answer = all_printable(ask("POST", f"{url}/drain", api_key, "state"))
+    answer = all_printable(ask("POST", f"{url}/drain{'?move=true' if move else ''}", api_key, "state"))
     if answer["state"] != "draining":
         typer.echo(f"{replica} is {answer['state']}; it gets no requests until its engine restarts, or kvgate undrain")
     elif not wait:
