@@ -26,7 +26,7 @@ import structlog
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.maintenance.worker import Worker
 from coordinator.policy_knobs import PolicyKnobs
-from coordinator.pool.pool import Pool
+from coordinator.pool.pool import BEAT_S, Pool
 from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.checks import settings_warnings
 from coordinator.redis.info import OLDEST, read_info
@@ -37,7 +37,6 @@ from coordinator.scripts import load
 
 _log = structlog.get_logger("kvgate.store")
 
-BEAT_S = 0.5
 RETRY_S = 0.25
 PAUSE_S, MAX_PAUSE_S = 0.05, 0.5
 """Of placements: each pause is twice as long as the one before, until a placement is in time."""

@@ -10,6 +10,7 @@
 -- ARGV
 --   text    gateway
 --   number  at_most: reservations to give back
+--   number  silent_ms: for so long before the end of its lease the gateway most likely was not there any more
 -- Its seats in queues go, too. What its requests had reserved of limits is kept for an hour: if it comes back, it tells
 -- what they took. What they can have spent of budgets counts as settled until then (see spending.lapse). Returns how many
 -- reservations and seats are left; also 0 if the lease is good or the gateway is not known.
@@ -27,13 +28,15 @@ if epoch == nil or (epoch ~= '0' and tonumber(until_text) >= now_ms()) then
 end
 local ids = redis.call('HKEYS', flight_key)
 local count, now = math.min(#ids, at_most), now_ms()
+-- Its replicas have stopped when its connections were gone. A lease of 0 was written where the record could not be read.
+local lived_ms = until_text == '0' and now or math.min(now, tonumber(until_text) - silent_ms)
 if count > 0 then
   local entries = redis.call('HMGET', flight_key, unpack(ids, 1, count))
   for i = 1, count do
     give_back(entries[i], replicas_key, active_key, backlog_tokens_key)
     redis.call('HSET', reaped_key, ids[i], entries[i] .. ' ' .. gateway)
     budget.lapse(ids[i])
-    spending.lapse(ids[i], now)
+    spending.lapse(ids[i], lived_ms)
   end
   redis.call('HDEL', flight_key, unpack(ids, 1, count))
 end
@@ -48,7 +51,7 @@ if #seats > 0 then
 end
 local left = #ids - count + math.max(0, #seats - (at_most - count))
 if left == 0 then
-  spending.lapse_others(now)
+  spending.lapse_others(lived_ms)
   redis.call('HDEL', gateways_key, gateway)
   redis.pcall('HDEL', holds_key, gateway)
   redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)

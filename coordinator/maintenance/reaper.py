@@ -18,13 +18,15 @@ from coordinator.errors import StoreError, StoreRefused
 from coordinator.maintenance.task_queue import rest_s
 from coordinator.pool.lost_gateways import forget_lost, note_lost
 from coordinator.pool.placed_chains import read_chains
-from coordinator.pool.pool import Pool
+from coordinator.pool.pool import BEAT_S, LEASE_MS, Pool
 from coordinator.registry import PoolState
 
 _log = structlog.get_logger("kvgate.reaper")
 
 _GIVEN_BACK_AT_ONCE = 128
 """A ms or two. There is no rest between the calls, because load has to be free within seconds."""
+_SILENT_MS = int(LEASE_MS - 2 * BEAT_S * 1000)
+"""A gateway whose lease has run out has died between two heartbeats; one of them may have been late."""
 _HANDLED_AT_ONCE = 16
 _KEYS_AT_ONCE = 256
 """One or two ms of Redis' time, for which placements on the same connection wait."""
@@ -83,7 +85,8 @@ class Reaper:
         for gateway in gateways:
             is_left = True
             while is_left:
-                is_left = bool(await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE))
+                asked = {"gateway": gateway, "at_most": _GIVEN_BACK_AT_ONCE, "silent_ms": _SILENT_MS}
+                is_left = bool(await self._pool.run("reap", **asked))
                 self._pool.settlements.room()  # each grants some of those that wait
             await note_lost(self._pool, gateway)
 

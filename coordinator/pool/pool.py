@@ -32,6 +32,8 @@ from coordinator.redis.wire import Wire
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
 from coordinator.subset import Subset
 
+BEAT_S = 0.5
+"""Between two heartbeats."""
 LEASE_MS = 3000
 MAX_GAP_MS = 1000
 

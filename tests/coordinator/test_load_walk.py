@@ -93,7 +93,7 @@ class Walk:
         if self.dice.random() < 0.5:
             lost.live.clear()
         if self.dice.random() < 0.5:
-            await witness.run("reap", gateway=lost.gateway, at_most=1)
+            await witness.run("reap", gateway=lost.gateway, at_most=1, silent_ms=0)
         else:
             await beaten(witness)
         await lost.beat()

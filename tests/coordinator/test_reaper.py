@@ -40,7 +40,7 @@ async def dead(redis_server: RedisServer, client: redis.Redis, pool: Pool) -> As
 
 async def reap_a_piece(pool: Pool, limit: int) -> int:
     """Reaps one piece, as a reaper that dies afterwards. Returns the number of requests that are left."""
-    return int(await pool.run("reap", gateway="gw1", at_most=limit))
+    return int(await pool.run("reap", gateway="gw1", at_most=limit, silent_ms=0))
 
 
 async def test_all_is_given_back_and_seen_to_in_pieces(

@@ -216,7 +216,7 @@ ARGUMENTS: dict[str, list[Any]] = {
         *("adopted", "r0", "life1", 31, "tip", "32 1.000 / tenant 33 34"),
     ],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],
-    "reap": ["gw1", 128],
+    "reap": ["gw1", 128, 2000],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
     "report": ["r0", "life1", "failure", 3, 0.5, 10_000, 5000, 8],
     "hold": ["r0", *_KEYS],

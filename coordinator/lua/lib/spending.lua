@@ -145,13 +145,13 @@ local function spending_of(tenants_key, leased_key)
     end
   end
 
-  -- The gateway has gone, and nobody knows what its request took. What it can have cost until now counts as settled, until
-  -- the gateway comes back and tells.
-  function spending.lapse(reservation, now)
+  -- The gateway has gone, and nobody knows what its request took. What it can have cost by `until_ms` counts as settled,
+  -- until the gateway comes back and tells.
+  function spending.lapse(reservation, until_ms)
     local entry = field_of(leased_key, reservation)
     local life, placed_ms = string.match(entry or '', '^(%d+) (%d+)')
     if life and life == field_of(spending_key, 'life') then
-      local kept, seconds = life .. '/lost ' .. placed_ms, math.max(0, now - tonumber(placed_ms)) / 1000
+      local kept, seconds = life .. '/lost ' .. placed_ms, math.max(0, until_ms - tonumber(placed_ms)) / 1000
       for name, most, prompt, per_s in string.gmatch(entry, ' / (%S+) (%d+) (%d+) (%d+)') do
         local cost = math.min(tonumber(most), math.ceil(tonumber(prompt) + per_s * seconds))
         kept = kept .. string.format(' / %s %d 0 0', name, cost)
@@ -164,11 +164,11 @@ local function spending_of(tenants_key, leased_key)
   end
 
   -- The same of all that it held: a request may hold something and be nowhere in flight, because its replica is gone.
-  function spending.lapse_others(now)
+  function spending.lapse_others(until_ms)
     local leased = redis.pcall('HGETALL', leased_key)
     for i = 1, #leased, 2 do
       if not string.find(leased[i + 1], '^%d+/lost ') then
-        spending.lapse(leased[i], now)
+        spending.lapse(leased[i], until_ms)
       end
     end
   end
