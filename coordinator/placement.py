@@ -133,6 +133,8 @@ class PlaceRequest:
     """Those of its accounts; None if it has none."""
     bill: Bill | None = None
     """What it can cost; None if its accounts have no budgets."""
+    covered_ms: int = 0
+    """Since when slices of its budgets hold that; 0: they do not, or it has none."""
     waited_s: float = 0.0
     """How long it has waited for room."""
     is_counted: bool = False
@@ -172,6 +174,10 @@ class PlaceRequest:
         """It is placed at once, though there is no room."""
         self.room_share = 0.0
         self.limits = self.limits and self.limits.without_concurrency()
+
+    def is_covered(self, since_ms: int) -> None:
+        """Slices of its budgets hold what it can cost; 0: they do not."""
+        self.covered_ms = since_ms
 
     def admits(self, record: ReplicaRecord) -> bool:
         """Whether the replica is ready and this request may go there."""
@@ -219,6 +225,7 @@ class PlaceRequest:
             line=self.standing.line(self.waited_s) if self.room_share or self.limits else "",
             limits=self.limits.text(self.waited_s > 0, self.is_counted) if self.limits else "",
             bill=self.bill.text if self.bill else "",
+            covered=self.covered_ms > 0,
             keys=self.keys,
             tokens=self.tokens,
         )
@@ -265,7 +272,8 @@ class Placement(NamedTuple):
     """What the candidates cost: their names, their requests, and so on, see lua/steps/costs.lua. Empty unless the knobs
     ask for it."""
     spent: tuple[Spent, ...] = ()
-    """What others have spent of each of its budgets, and hold; empty if it has none."""
+    """What others have spent of each of its budgets, and hold; empty if it has none, or slices of its gateway cover
+    it."""
 
     @property
     def is_told(self) -> bool:
@@ -299,6 +307,8 @@ class Reservation:
     """Redis time; 0: it was placed without the store, which had not told its time."""
     uncached_tokens: int = 0
     """When it was placed."""
+    covered_ms: int = 0
+    """Since when slices of its budgets hold what it can cost; 0: the store holds it for the request alone."""
 
 
 _REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable"})

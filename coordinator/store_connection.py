@@ -287,7 +287,7 @@ class StoreConnection:
     async def leave(self) -> None:
         """Deregister from every pool: what is still reserved in this gateway's name is given back at once."""
         for pool in self._pools.values():
-            pool.live.clear()
+            pool.reservations.forget_all()
             if self._wire is None:
                 continue
             pool.reassert()

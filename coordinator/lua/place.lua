@@ -43,6 +43,7 @@
 --             "": none
 --   text    bill: what it can cost (see lib/spending.lua): nanos that are certain, output tokens, nanos per million tokens:
 --             uncached, cached, output; output tokens per s at most; for each budget " / <budget> <limit>"; "": it has none
+--   flag    covered: slices of its gateway hold that already, unless it waits for room (see spending.slice there)
 --   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
@@ -54,7 +55,7 @@
 --          what is left of its accounts' limits (see budget.left in lib/limits.lua; "": it has none),
 --          with `tells_costs` the candidates: lists of their names, requests in flight, backlogs, matched tokens, charged,
 --          displaced, load, costs, and speeds if they are not equally fast (see lib/costs.lua), else "",
---          what is spent of its budgets (see spending.weigh in lib/spending.lua; "": it has none)},
+--          what is spent of its budgets (see spending.weigh in lib/spending.lua; "": it has none, or is covered)},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
 --         {"wait", since_ms, ms that it most likely waits (0: not known), a replica that has room ("": none)}: no replica
@@ -115,8 +116,8 @@ if release ~= '' and not explain and not is_kept then
   end
   budget_of(budgets_key, tenants_key).move(release, reservation)
 end
-local billed = bill ~= '' and spending_of(tenants_key, leased_key)
-if billed and release ~= '' and not explain then
+local billed = bill ~= '' and (is_kept or not covered) and spending_of(tenants_key, leased_key)
+if billed and release ~= '' and not explain then -- else the settlement that follows frees it
   billed.free(release)
 end
 
@@ -201,8 +202,9 @@ end
 local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
 local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
 
-local taken, is_over, spent_text = nil, false, ''
+local taken, spent_text = nil, ''
 if billed and not explain then
+  local is_over
   taken, is_over, spent_text = billed.weigh(bill, uncached, prompt_tokens - uncached)
   if is_over then
     return { 'over_budget', now, spent_text, uncached }

@@ -58,14 +58,16 @@ for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
 end
 local told = found
 local more = redis.call('EXISTS', waiting_key, charges_key, budgets_key, leased_key)
-local leases = more > 0 and redis.call('EXISTS', leased_key) or 0
-if sums ~= '' or leases > 0 then
-  local spending = spending_of(tenants_key, leased_key)
-  told = sums ~= '' and spending.settle(spent_key, sums) or found
-  for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
-    if ARGV[i] == 'done' then
-      spending.free(ARGV[i + 1], sums ~= '' and told[1])
-    end
+local leases, spending = more > 0 and redis.call('EXISTS', leased_key) or 0, nil
+if sums ~= '' then
+  spending = spending_of(tenants_key, leased_key)
+  told = spending.settle(spent_key, sums)
+end
+for i = leases > 0 and SETTLED_OFFSET + 1 or #ARGV + 1, #ARGV, SETTLED_SIZE do
+  -- The key may have slices only, which hold for their requests.
+  if ARGV[i] == 'done' and field_of(leased_key, ARGV[i + 1]) then
+    spending = spending or spending_of(tenants_key, leased_key)
+    spending.free(ARGV[i + 1], sums ~= '' and told[1])
   end
 end
 if more > leases then -- the code of grants is long

@@ -303,11 +303,16 @@ class Placer:
     def sends(self, request: PlaceRequest) -> None:
         """A place that has a place in the window is sent."""
         self._unanswered[request.reservation] = request
+        if request.bill is not None:
+            request.is_covered(self._reservations.spent.cover(request.bill, request.prompt_tokens))
 
     def forget_call(self, reservation: str) -> None:
         """A place was answered, was not sent, or will not be answered any more: its place in the window is free."""
-        if self._unanswered.pop(reservation, None) is not None:
+        request = self._unanswered.pop(reservation, None)
+        if request is not None:
             self.window.give_back()
+            if request.covered_ms and request.bill is not None:
+                self._reservations.spent.uncover(request.bill, request.prompt_tokens, request.covered_ms)
 
     # -- what becomes of an answer: `seats` calls these, too ---------------------------------------------------
 
@@ -319,9 +324,11 @@ class Placer:
         reservation = Reservation(request.reservation, *where, request.tip, budget, request.is_streamed)
         reservation.bill, reservation.placed_ms = request.bill, placement.placed_ms
         reservation.uncached_tokens = placement.backlog_tokens
-        self._reservations.keep(reservation)
-        if request.bill is not None:
+        if request.bill is not None and placement.spent:
             self._reservations.spent.told(request.bill, placement.spent)
+        else:
+            reservation.covered_ms = request.covered_ms
+        self._reservations.keep(reservation)
         if placement.touch or placement.claimed_from:
             first = 0 if placement.touch else placement.claimed_from - 1
             self._claims.hold(placement.replica, request.keys[first:])

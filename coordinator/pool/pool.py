@@ -154,7 +154,7 @@ class Pool:
 
     async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the pool's state; reassert if the store does not know this gateway any more."""
-        self.reservations.count_adopted()
+        self.reservations.count_adopted(is_beat=True)
         link, epoch, sent_s = self.link, self.link.epoch, time.monotonic()
         reply = await link.run(
             "beat",

@@ -37,6 +37,7 @@ class Reservations:
         self.load = LiveLoad()
         self.spent = SpentSums()
         self.spent.on_lost = lambda: self.restate_spending(is_all=False)
+        self.spent.on_due = self._count_soon
         self.settlements, self._unpoured = Settlements(link, self.spent), UnpouredUse()
         self._counting: asyncio.TimerHandle | None = None
 
@@ -60,7 +61,7 @@ class Reservations:
         self.load.remove(one)
         self.spent.hold(one, -1)
         if one.bill is not None and used is not None:
-            self.spent.settle(one.bill, used)
+            self.spent.settle(one.bill, used, bool(one.covered_ms))
         self.load.on_freed(reservation, used)
         return True
 
@@ -119,6 +120,11 @@ class Reservations:
         if reservation not in self.live:
             self.settlements.soon("done", reservation, NOTHING)
 
+    def forget_all(self) -> None:
+        """This gateway leaves."""
+        self.live.clear()
+        self.spent.forget_slices()
+
     def lost(self) -> None:
         """The connection is gone."""
         self.settlements.drop()
@@ -133,12 +139,16 @@ class Reservations:
         reservation.placed_ms = reservation.placed_ms or self._link.clock.time_ms(time.monotonic())
         self.keep(reservation)
         self.settlements.to_adopt.add(reservation.id)
-        has_accounts = reservation.budget is not None or reservation.bill is not None
-        if has_accounts and self._link.wire is not None and self._counting is None:
+        if reservation.budget is not None or reservation.bill is not None:
+            self._count_soon()
+
+    def _count_soon(self) -> None:
+        if self._link.wire is not None and self._counting is None:
             self._counting = asyncio.get_running_loop().call_later(_COUNTED_SOON_S, self.count_adopted)
 
-    def count_adopted(self) -> None:
-        """Send the adopted requests that are not counted yet, together, and what happened to those that are."""
+    def count_adopted(self, *, is_beat: bool = False) -> None:
+        """Send the adopted requests that are not counted yet, together, and what happened to those that are. With them
+        go slices of budgets; with a heartbeat, all that have changed."""
         if self._counting is not None:
             self._counting.cancel()
             self._counting = None
@@ -149,9 +159,10 @@ class Reservations:
         self.settlements.all_counted()
         self._tell_adopted(adopted)
         leased = [one for one in adopted if one.bill is not None]
-        if leased or self.spent.has_new:
-            sums, heard = self.spent.take()
+        pieces = self.spent.take_slices(all_changed=is_beat)
+        for sums, heard in pieces or ([("", None)] if leased else []):
             self._link.tell("spend", heard, True, **self._spending(sums, leased))
+            leased = []
 
     def _tell_adopted(self, adopted: list[Reservation]) -> None:
         """Tell the store of requests that it has not placed: those in flight, and what others took of limits."""
@@ -181,9 +192,12 @@ class Reservations:
     ) -> dict[str, Any]:
         """The arguments of `spend`."""
         stated = [
-            (one.id, one.bill.lease(one.placed_ms, one.uncached_tokens)) for one in leased if one.bill is not None
+            (one.id, one.bill.lease(one.placed_ms, one.uncached_tokens))
+            for one in leased
+            if one.bill is not None and not one.covered_ms
         ]
-        return {"gateway": self._link.gateway, "sums": sums, "is_all": is_all, "kept": kept, "stated": stated}
+        told = {"gateway": self._link.gateway, "epoch": self._link.epoch, "sums": sums}
+        return {**told, "is_all": is_all, "kept": kept, "stated": stated}
 
     def all_stated(self) -> list[Stated]:
         """All that is live, to be stated again. Sends before what must be known before that."""

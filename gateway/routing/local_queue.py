@@ -21,7 +21,7 @@ import structlog
 
 from coordinator.accounts import AccountLimits, Left
 from coordinator.errors import NoRoom, OverBudget
-from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation, Used
+from coordinator.placement import NOTHING, PlaceRequest, Reservation, Used
 from coordinator.pool.pool import Pool
 from coordinator.pool.prefills import predicted_s
 from coordinator.pool.seats import RESTATED_S
@@ -267,15 +267,6 @@ class LocalQueue:
         now_ms = time.monotonic() * 1000
         for limits, of in zip(request.limits.accounts if request.limits else (), left, strict=True):
             self._buckets.told(limits.account, of, self._active(limits.account), now_ms)
-
-    def told_spent(self, request: PlaceRequest, placement: Placement) -> None:
-        """The store told what requests in flight hold of the budgets of a request that it placed."""
-        sums = [each.reservations.spent for each in self._pools.values()]
-        for budget, spent in zip(request.bill.budgets if request.bill else (), placement.spent, strict=True):
-            assert request.bill is not None
-            own = sum(each.held(budget) for each in sums) - request.bill.most(budget, placement.backlog_tokens).amount
-            for each in sums:
-                each.told_held(budget, spent.held, own)
 
     # -- grants ------------------------------------------------------------------------------------------------
 

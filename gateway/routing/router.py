@@ -185,8 +185,6 @@ class Router:
             return Ticket(pool, request, placement.replica, placement.incarnation, url, "fallback", 0, None, is_bounded)
         if placement.left:
             self._local.told(request, placement.left)
-        if placement.spent:
-            self._local.told_spent(request, placement)
         if placement.passed_over_tokens:
             self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
         return Ticket(

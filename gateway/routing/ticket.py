@@ -116,8 +116,9 @@ class Ticket:
         headers = (
             limit_headers(limits, placed.left) if limits is not None and placed is not None and placed.left else {}
         )
-        if bill is not None and placed is not None and placed.spent:
-            headers |= budget_headers(bill, placed.spent, placed.backlog_tokens)
+        if bill is not None and placed is not None:
+            spent = placed.spent or self.pool.reservations.spent.known(bill, placed.backlog_tokens)
+            headers |= budget_headers(bill, spent, placed.backlog_tokens)
         return headers
 
     def computed(self) -> None:

@@ -29,9 +29,11 @@ COST = TOKENS * 10_000
 """Of a request, in nanos: only its answer has a price."""
 FITS = 10
 """So many requests fit into a budget."""
-TENANTS = ("exact", "killed", "emptied", "away", "gone", "full", "rich", "timed", "chaos")
+SLICED = ("sliced", "flushed", "ending")
+TENANTS = ("exact", "killed", "emptied", "away", "gone", "full", "rich", "timed", "chaos", *SLICED)
 MONEY = COST * FITS / 1e9
-PARTS = {"rich": 1000, "chaos": 120}
+PARTS = {"rich": 1000, "chaos": 120, "sliced": 1000, "flushed": 1000, "ending": 120}
+CLIENTS = 24
 CONFIG_OF_BUDGETS: dict[str, Any] = CONFIG | {
     "billing": {"prices": [{"model": "sim", "output_per_mtok": 10.0}]},
     "tenants": [{"name": name, "budgets": [{"per": "month", "money": MONEY * PARTS.get(name, 1)}]} for name in TENANTS],
@@ -71,6 +73,60 @@ class BudgetStage(TenantStage):
                 assert code_of(answer) == "budget_reserved", answer.text
                 await asyncio.sleep(0.1)
         raise AssertionError("the budget is never used up")
+
+    async def slices(self, tenant: str) -> dict[str, int]:
+        """What is held for slices of its budget, by gateway, in nanos."""
+        found = {}
+        for gateway in await self.ledger.gateways():
+            entries = await self.client.hgetall(self.keys.leased(gateway))
+            found |= {
+                gateway.partition(".")[0]: int(entry.split(" ")[4])
+                for name, entry in entries.items()
+                if name.startswith("slice ") and name.endswith(f"/{tenant}")
+            }
+        return found
+
+    async def all_have_slices(self, tenant: str) -> bool:
+        return len(await self.slices(tenant)) == GATEWAYS
+
+
+class Spenders:
+    """Clients of a tenant, who ask all gateways one request after another."""
+
+    def __init__(self, stage: BudgetStage, tenant: str) -> None:
+        self.stage, self.tenant = stage, tenant
+        self.codes = Counter[str]()
+        self.in_flight = self.most_left = 0
+        """How many requests more the budget had paid for when one was refused."""
+        self.is_over = False
+
+    @property
+    def served(self) -> int:
+        return self.codes[""]
+
+    async def _spend(self, number: int) -> None:
+        while not self.is_over:
+            self.in_flight += 1
+            try:
+                answer = await self.stage.ask(self.tenant, number % GATEWAYS, max_tokens=TOKENS)
+                code = code_of(answer)
+            except httpx.TransportError:
+                code = "cut"
+                await asyncio.sleep(0.05)
+            self.in_flight -= 1
+            self.codes[code] += 1
+            if code.startswith("budget"):
+                self.most_left = max(self.most_left, FITS * PARTS[self.tenant] - self.served - self.in_flight)
+            if code == "budget_exceeded":
+                return
+
+    @asynccontextmanager
+    async def spending(self) -> AsyncIterator[None]:
+        clients = [asyncio.get_running_loop().create_task(self._spend(number)) for number in range(CLIENTS)]
+        await eventually(lambda: self.stage.all_have_slices(self.tenant))
+        yield
+        self.is_over = True
+        await asyncio.gather(*clients)
 
 
 def code_of(answer: httpx.Response) -> str:
@@ -190,6 +246,47 @@ async def test_a_full_store_counts_budgets_all_the_same(stage: BudgetStage) -> N
         await stage.settles("full", FITS * COST)
     finally:
         await stage.client.config_set("maxmemory", "0")
+
+
+async def test_a_gateway_that_dies_with_a_slice_has_spent_no_more_than_that(stage: BudgetStage) -> None:
+    spenders = Spenders(stage, "sliced")
+    async with spenders.spending():
+        stage.cluster.signal_gateway(3, signal.SIGKILL)
+        slice_nanos = (await stage.slices("sliced"))["gw3"]
+
+        async def is_reaped() -> bool:
+            return not any(gateway.startswith("gw3.") for gateway in await stage.ledger.gateways())
+
+        await eventually(is_reaped)
+    stage.cluster.gateway_processes[3].stop()
+    stage.cluster.gateway_processes[3].start()
+    await eventually(lambda: stage.listens(stage.urls[3]))
+    assert spenders.codes.keys() <= {"", "cut"}
+
+    async def holds_nothing() -> bool:
+        return (await stage.spent("sliced"))[1] == 0
+
+    await eventually(holds_nothing)
+    settled, _ = await stage.spent("sliced")
+    assert spenders.served * COST <= settled <= spenders.served * COST + slice_nanos + CLIENTS * COST
+
+
+async def test_slices_are_held_again_in_a_store_that_is_emptied(stage: BudgetStage) -> None:
+    spenders = Spenders(stage, "flushed")
+    async with spenders.spending():
+        await stage.client.flushdb()
+        await eventually(lambda: stage.all_have_slices("flushed"))
+    await stage.settles("flushed", spenders.served * COST)
+    assert spenders.codes["budget_exceeded"] == 0
+
+
+async def test_gateways_that_had_slices_spend_a_budget_to_its_end_and_no_further(stage: BudgetStage) -> None:
+    spenders = Spenders(stage, "ending")
+    async with spenders.spending():
+        await eventually(lambda: spenders.codes["budget_exceeded"] == CLIENTS)
+    assert spenders.served == FITS * PARTS["ending"]
+    assert spenders.most_left <= 1
+    await stage.settles("ending", FITS * PARTS["ending"] * COST)
 
 
 @asynccontextmanager

@@ -196,6 +196,7 @@ ARGUMENTS: dict[str, list[Any]] = {
             "1 te%20nant 2.5 93 94 95 96",
             "17 0 / te%20nant 14 15 16 / key:k 18 19 20",
             "108 110 105 106 107 500 / 2026-11/money/te%20nant 1000000000",
+            0,
             7,
             9,
         ),
@@ -205,7 +206,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "reorder": [_SUBSET.digest, 0, 63, 5000, 1],
     "settle": ["gw0", " / 2026-11/money/te%20nant - 112 0 0", "done", "adopted", "97 98"],
     "spend": [
-        *(" / 2026-11/money/te%20nant - 112 0 0", 1, 1, "kept"),
+        *("gw0", 3, " / 2026-11/money/te%20nant - 112 0 0", 1, 1, "kept"),
         *("leased", "111 / 2026-11/money/te%20nant 109 109 1"),
     ],
     "leave": ["gw0", "res"],
@@ -247,6 +248,6 @@ ARGUMENTS: dict[str, list[Any]] = {
 ARGUMENTS["route"] = [
     *ARGUMENTS["place"],
     "".join(f"{key}{tokens:8d}" for key, tokens in zip(_KEYS, (7, 9), strict=True)),
-    b'[["v2",1,0,2,"kvgate:{m}:",[17,"kvgate:tenants"],22,[12,"12"],14]]',
+    b'[["v2",1,0,2,"kvgate:{m}:",[17,"kvgate:tenants"],23,[12,"12"],14]]',
     f"v1 9 10 1 chat.{'c' * 32} kvgate:stays:<turn>:cc kvgate:stays:<turn>:cc kvgate:shares chat v1 9 v2 1",
 ]

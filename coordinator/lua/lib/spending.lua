@@ -6,7 +6,9 @@
 --                       "life" -> when this hash was made (µs): if it is lost, the next one has another life
 --   leased:<gateway>    reservation -> what it holds: "<life> <placed_ms>", and for each budget
 --                       " / <budget> <the most> <the part that is not for its answer> <the most of its answer, per s>".
---                       With "/lost" behind its life, its gateway is gone, and <the most> counts as settled
+--                       With "/lost" behind its life, its gateway is gone, and <the most> counts as settled.
+--                       "slice <budget>" -> the same of a slice: what requests in flight hold that their gateway has placed
+--                       on it, and what the gateway may yet place
 --   spent:<gateway>     budget -> what this gateway process has settled in all; "?" -> the life that it is part of
 -- A gateway tells what it has settled as sums over its own life. The script adds what is new, so a call may be lost, or
 -- run twice. It also tells the sum of all gateways that it has seen: a hash that was lost is raised to it.
@@ -142,6 +144,30 @@ local function spending_of(tenants_key, leased_key)
       else
         give_back(leased[i + 1], life)
       end
+    end
+  end
+
+  -- Holds the slices that a gateway states in `text`, which is as for spending.settle, and settles just before: so what has
+  -- ended is held until it is settled. Behind the sum of a budget stand " <its limit> <what requests in flight on the
+  -- slice hold: three numbers as in leased:<gateway>> <the three that it wants beyond>". What is in flight is held in any
+  -- case. The gateway gets all that it wants beyond, but nothing when less is left than MUCH times what all gateways
+  -- would want: near its end, each request of a budget is asked about. Adds to `told`, for each slice,
+  -- "slice <budget>", 1 if it has got that, and "held <budget>", what is held of the budget.
+  function spending.slice(text, gateways, now, told)
+    local MUCH, stated = 4, ' / (%S+) %S+ %d+ %d+ %d+ (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)'
+    for name, limit, held, known, per_s, more, more_known, more_per_s in string.gmatch(text, stated) do
+      local slice, is_granted = 'slice ' .. name, false
+      spending.free(slice, told[1])
+      local found = redis.pcall('HMGET', spending_key, 'settled ' .. name, 'held ' .. name)
+      local others = number_of(found[2])
+      if tonumber(more) > 0 and number_of(found[1]) + others + held + MUCH * gateways * more <= tonumber(limit) then
+        is_granted, held, known, per_s = true, held + more, known + more_known, per_s + more_per_s
+      end
+      if tonumber(held) > 0 then
+        spending.restate(slice, string.format('%d / %s %d %d %d', now, name, held, known, per_s))
+      end
+      told[#told + 1], told[#told + 2] = slice, is_granted and '1' or '0'
+      told[#told + 1], told[#told + 2] = 'held ' .. name, string.format('%d', others + held)
     end
   end
 

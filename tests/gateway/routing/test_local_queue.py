@@ -321,7 +321,6 @@ async def test_what_others_held_when_the_store_told_last_is_not_let_in_once_more
     where = ("r0", "1", "http://r0", "cold", 0, 0, 0, False, 0, 1, "", "", 0, "", False)
     told = Placement(*where, spent=(Spent("1", 0, 80),))
     alone.pool.placer.accept(asked, told)
-    alone.queue.told_spent(asked, told)
     with pytest.raises(OverBudget):  # of the 20 that are left, two gateways have 10 each, and one runs here
         await alone.place(alone.asked("more", share=0, bill=bill))
     alone.pool.done("placed", NOTHING)
