@@ -14,15 +14,17 @@ What is told of each mode, in average requests and in parts of all budgets:
 
 overspent       what clients were served, by the usage in their streams and the price, beyond the budget; beside the
                 most that a tenant had in flight. Goal: no budget is overspent by more than that
-false refusals  answers 429 budget_exceeded while, by what was served, more was left than the request can cost. Goal: 0
+false refusals  answers 429 budget_exceeded while more was left than the request can cost. Goal: 0. What engines
+                computed for streams that broke off is spent, as if their clients had hung up. Beside them, how many
+                these are if only what was served counts (refused_by_served)
 not explained   those of them for which all that clients cannot see is still too little: the most that requests in
                 flight, and requests that broke off or whose clients hung up, can have cost
 most left       at a false refusal; and in the end, by what Redis has as spent
 charged         what Redis has as spent in the end, beside what clients were served
 
-Then requests are placed and settled on one pool in turns: with no budget, one, and two. It tells the time of scripts
-(`place` and `settle`, INFO commandstats) and Redis' CPU time, with the sockets. Turns are compared with the turn
-without budgets of the same round; the medians are shown.
+Then requests are placed and settled on one pool in turns: with no budget, one, and two, with much or little left of
+them. It tells the time of scripts (`place`, `settle` and `spend`, INFO commandstats) and Redis' CPU time, with the
+sockets. Turns are compared with the turn without budgets of the same round; the medians are shown.
 """
 
 from __future__ import annotations
@@ -137,11 +139,13 @@ def overspend(mode: str, options: argparse.Namespace) -> dict[str, Any]:
         "most_overspent": max(0, *(each.over for each in all_of)) / WORTH,
         "beyond_in_flight": sum(each.over > each.most_in_flight for each in all_of),
         "most_in_flight": max(each.most_in_flight for each in all_of) / WORTH,
+        "refused_by_served": sum(each.refused_by_served for each in all_of),
         "false_refusals": sum(each.false_refusals for each in all_of),
         "not_explained": sum(each.not_explained for each in all_of),
         "most_left": max(each.most_left for each in all_of),
         "most_left_in_redis": max(each.budget - each.charged for each in all_of) / WORTH,
         "served_share": sum(each.served for each in all_of) / total,
+        "computed_share": sum(each.served + each.computed for each in all_of) / total,
         "charged_share": sum(each.charged for each in all_of) / total,
         "tenants": [vars(each) for each in all_of],
     }
@@ -154,7 +158,9 @@ def show(spent: list[dict[str, Any]], costs: list[dict[str, Any]]) -> None:
                 Console().print(f"{name:18} {dict(value) if isinstance(value, Counter) else value}")
     drawn = tables.table("Redis' time of a request", (), list(costs[0]), caption=f"goal: cpu_ratio at most {GOAL}")
     for row in costs:
-        drawn.add_row(*(f"{value:.3f}" if name.endswith("ratio") else f"{value:.0f}" for name, value in row.items()))
+        drawn.add_row(
+            *(value if name == "left" else f"{value:.{3 if 'ratio' in name else 0}f}" for name, value in row.items())
+        )
     Console().print(drawn)
 
 

@@ -21,6 +21,8 @@ _OUTPUT_TOKENS, _PROMPT_TOKENS = range(4, 13), 64
 WORTH = _PROMPT_TOKENS * INPUT + 8 * OUTPUT
 """The cost of an average request, about."""
 _HANG_UP_SHARE, _PAUSE_S = 0.05, 0.25
+_ABORTED_S = 0.1
+"""Within this time an engine has stopped to compute for a client that is gone."""
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Tenant:
     name: str
     budget: int
     served: int = 0
+    computed: int = 0
+    """What engines computed for broken requests beyond what their clients saw. Nobody else knows it."""
     charged: int = 0
     """What Redis has as spent in the end."""
     in_flight: int = 0
@@ -37,6 +41,8 @@ class Tenant:
     unseen: int = 0
     """The most that broken requests can have cost beyond what their clients saw."""
     outcomes: Counter[str] = field(default_factory=Counter)
+    refused_by_served: int = 0
+    """False refusals, if only what was served counts as spent."""
     false_refusals: int = 0
     not_explained: int = 0
     most_left: float = 0.0
@@ -57,6 +63,9 @@ class Tenant:
             self.unseen += max(0, most - counted)
         left = self.budget - self.served
         if outcome == "budget_exceeded" and left > most:
+            self.refused_by_served += 1
+        left -= self.computed
+        if outcome == "budget_exceeded" and left > most:
             self.false_refusals += 1
             self.not_explained += left - self.unseen - self.in_flight > most
             self.most_left = max(self.most_left, left / WORTH)
@@ -67,6 +76,7 @@ class Clients:
 
     def __init__(self, cluster: Cluster, tenants: list[Tenant], http: aiohttp.ClientSession) -> None:
         self._urls, self._tenants, self._http = cluster.gateway_urls, tenants, http
+        self._replica_urls = [replica.url for replica in cluster.replicas]
         self._dice, self._numbers, self._prompt_tokens = random.Random(1), numbers(), _PROMPT_TOKENS
         self.spent_half = asyncio.Event()
 
@@ -91,11 +101,12 @@ class Clients:
     async def ask(self, tenant: Tenant, body: dict[str, Any], hangs_up_after: int) -> str:
         """Sends a request to any gateway. Returns what came of it, or the error's code."""
         most = self._prompt_tokens * INPUT + body["max_tokens"] * OUTPUT
-        counted, outcome = 0, "cut"
+        counted, outcome, name = 0, "cut", f"{tenant.name}-{next(self._numbers)}"
+        headers = {"authorization": f"Bearer {tenant.name}", "x-request-id": name}
         tenant.begins(most)
         try:
             url = f"{self._dice.choice(self._urls)}/v1/chat/completions"
-            async with self._http.post(url, json=body, headers={"authorization": f"Bearer {tenant.name}"}) as answer:
+            async with self._http.post(url, json=body, headers=headers) as answer:
                 if answer.status != 200:
                     outcome = (await answer.json())["error"]["code"]
                 async for line in answer.content:
@@ -113,10 +124,23 @@ class Clients:
             outcome = "not reached"
         except (aiohttp.ClientError, ConnectionError, TimeoutError):
             outcome = "cut"
+        if outcome in {"cut", "hung up"}:
+            tenant.computed += max(0, await self._computed(name) - counted)
         tenant.ends(most, counted, outcome)
         if sum(each.served for each in self._tenants) > sum(each.budget for each in self._tenants) / 2:
             self.spent_half.set()
         return outcome
+
+    async def _computed(self, name: str) -> int:
+        """What engines computed for a request whose client is gone; its prompt only if it had a token of its answer."""
+        await asyncio.sleep(_ABORTED_S)
+        cost = 0
+        for url in self._replica_urls:
+            async with self._http.get(f"{url}/sim/state") as answer:
+                for one in (await answer.json())["recent"]:
+                    if one["request_id"] == name and one["completion_tokens"]:
+                        cost += one["prompt_tokens"] * INPUT + one["completion_tokens"] * OUTPUT
+        return cost
 
     def _body(self, max_tokens: int) -> dict[str, Any]:
         words = " ".join(self._dice.choices(("river", "stone", "light", "paper", "cloud"), k=30))

@@ -54,6 +54,11 @@ class Gateway:
             chain = chain[: CHAIN_KEYS // 2] + random_keys(CHAIN_KEYS - CHAIN_KEYS // 2)
         return await self._serve(chain)
 
+    async def beats(self) -> None:
+        """What goes with a heartbeat for budgets."""
+        self._pool.reservations.count_adopted(is_beat=True)
+        await asyncio.sleep(0.002)
+
     async def _serve(self, chain: list[str]) -> float:
         reservation, seed = f"{self._pool.gateway}-{next(self._ids):x}", self._random.getrandbits(31)
         request = PlaceRequest(

@@ -218,4 +218,5 @@ def _prompts_of(generation: Generation) -> dict[str, Any]:
     usage = generation.usage()
     spans = [span for sequence in generation.sequences for span in sequence.prompt.images]
     counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+    counts["completion_tokens"] = usage.completion_tokens
     return {**counts, "image_ids": [span.identity for span in spans]}
