@@ -21,7 +21,7 @@ _OUTPUT_TOKENS, _PROMPT_TOKENS = range(4, 13), 64
 WORTH = _PROMPT_TOKENS * INPUT + 8 * OUTPUT
 """The cost of an average request, about."""
 _HANG_UP_SHARE, _PAUSE_S = 0.05, 0.25
-_ABORTED_S = 0.1
+_ABORTED_S = 0.5
 """Within this time an engine has stopped to compute for a client that is gone."""
 
 
