@@ -5,7 +5,8 @@
 A test run starts hundreds of gateways, agents and simulated replicas. Each would import for a second, which is most of
 what it computes. `use_it` makes `subprocess.Popen` ask the server for them. All else is as with a process that was
 started: its pid, its streams, its environment, its session, its end. (`ps` and /proc show the server's command line;
-`command_of` tells the right one.) A `kvgate up` starts its processes in the same way.
+`command_of` tells the right one.) A `kvgate up` and `bench.fleet` start their processes in the same way. Those that end
+with a `kvgate up` are forked by it, because the kernel watches parents only. tests/forked_kvgate.py is for shells.
 
 `constants` gives other values to constants of the processes that are started meanwhile: shorter times, most often.
 """
@@ -16,8 +17,10 @@ import asyncio.unix_events
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -39,24 +42,23 @@ import typer.main
 _PYTHON = (sys.executable, "-P")
 KVGATE = (*_PYTHON, "-m", "gateway.ops.cli")
 GLASS_REPLICA = (*_PYTHON, str(Path(__file__).with_name("chaos") / "glass_replica.py"))
+_FLEET = (sys.executable, "-m", "bench.fleet")
+_STARTS_OTHERS = (["kvgate", "up"], ["bench.fleet"])
+"""The first words of commands that start processes: these are forked, too."""
 _IMPORTED = (
     "anyio._backends._asyncio",
-    "coordinator.agent.agent",
-    "coordinator.agent.control_client",
-    "coordinator.agent.http_engine",
     "encodings.idna",
-    "gateway.ops.agent_control",
-    "gateway.ops.cli",
-    "gateway.ops.followed",
-    "gateway.server",
-    "gateway.simulator.server",
     "httpcore",
+    "rich.live",
     "typer._adapters",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
     "uvloop",
 )
-"""With what these import, all that long-lived processes need."""
+"""What processes import late, besides all modules of `_PACKAGES`."""
+_PACKAGES = ("coordinator", "gateway")
+_BOUND = (*_PYTHON, "-m", "gateway.ops.local.bound_process")
+"""With the pid of its parent and another command: runs that until the parent ends."""
 _CONSTANTS = "TESTED_CONSTANTS"
 """The variable that tells a process which constants have other values."""
 _SOCKET = "KVGATE_FORK_SERVER"
@@ -68,34 +70,49 @@ _server = ""
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A process that the server forks if it runs `kvgate` or a glass replica; else one that is started as always."""
+    """A process that is forked if it runs `kvgate`, a glass replica or `bench.fleet`; else one started as always."""
 
     _status: socket.socket | None = None
     """The server writes here how the process ended."""
 
     def _execute_child(self, args: Any, *details: Any) -> None:
         command = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(each) for each in args]
-        if not any(tuple(command[: len(program)]) == program for program in (KVGATE, GLASS_REPLICA)):
+        parent, command = _parent_of(command)
+        unset, command = _unset_by(command)
+        if not any(tuple(command[: len(program)]) == program for program in (KVGATE, GLASS_REPLICA, _FLEET)):
             super()._execute_child(args, *details)  # type: ignore[misc]
             return
         _, _, _, pass_fds, cwd, env, _, _, _, *pipes = details
         p2cread, _, _, c2pwrite, _, errwrite = pipes[:6]
         request = {
             "command": command,
-            "env": dict(os.environ if env is None else env),
+            "env": {name: text for name, text in (os.environ if env is None else env).items() if name not in unset},
             "cwd": os.fspath(cwd or Path.cwd()),
             "new_session": bool(pipes[11]),
             "fds": [0, 1, 2, *pass_fds],
         }
         streams = [given if given != -1 else number for number, given in enumerate((p2cread, c2pwrite, errwrite))]
+        if parent:
+            self._by_this_process(parent, request, [*streams, *pass_fds])
+        else:
+            self._by_the_server(request, [*streams, *pass_fds])
+        self._child_created = True
+        self._close_pipe_fds(*pipes[:6])  # type: ignore[attr-defined]
+
+    def _by_the_server(self, request: dict[str, Any], fds: list[int]) -> None:
         text = json.dumps(request).encode()
         self._status = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._status.connect(_server)
-        socket.send_fds(self._status, [_STATUS.pack(len(text))], [*streams, *pass_fds])
+        socket.send_fds(self._status, [_STATUS.pack(len(text))], fds)
         self._status.sendall(text)
         self.pid = self._told()
-        self._child_created = True
-        self._close_pipe_fds(*pipes[:6])  # type: ignore[attr-defined]
+
+    def _by_this_process(self, parent: str, request: dict[str, Any], fds: list[int]) -> None:
+        """For a command that ends with its parent, which must be this process."""
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_bound(parent, request, fds)
+        Path(_server).with_name(str(self.pid)).write_text(json.dumps(request))
 
     def _told(self) -> int:
         assert self._status is not None
@@ -129,6 +146,20 @@ class ForkedPopen(subprocess.Popen[Any]):
             self.returncode = self._told()
             self._status.close()
         return self.returncode
+
+
+def _parent_of(command: list[Any]) -> tuple[str, list[Any]]:
+    """The pid in a command that ends with this process, else nothing; and the command itself."""
+    if tuple(command[: len(_BOUND)]) != _BOUND:
+        return "", command
+    return str(command[len(_BOUND)]), command[len(_BOUND) + 1 :]
+
+
+def _unset_by(command: list[Any]) -> tuple[set[str], list[Any]]:
+    """The variables that the program `env` unsets before it runs the command; and the command itself."""
+    words = command[1:] if command[:1] == ["env"] else []
+    unset = {str(word).removeprefix("--unset=") for word in words if str(word).startswith("--unset=")}
+    return unset, words[len(unset) :] if unset else command
 
 
 def use_it() -> None:
@@ -188,16 +219,45 @@ def build_commands_once() -> None:
 
 
 def _prepare() -> None:
-    """Does what each process would do: imports, builds the commands and the scripts."""
-    for name in _IMPORTED:
-        __import__(name)
+    """Does what each process would do: imports, and builds commands, scripts and a gateway. What is built is thrown
+    away; what the libraries remember of it, like compiled expressions, stays."""
+    for name in (*_IMPORTED, *_modules()):
+        importlib.import_module(name)
     build_commands_once()
-    typer.main.get_command(sys.modules["gateway.ops.cli"].app)
-    sys.modules["fastapi"].FastAPI().get("/")(lambda number: number)  # FastAPI imports more for a field
+    _build_parameters(typer.main.get_command(sys.modules["gateway.ops.cli"].app))
     scripts = sys.modules["coordinator.scripts"]
     for name in scripts.NAMES:
         scripts.load(name, True)
     scripts.load("place", True, scripts.PolicyKnobs())
+    sys.path.append(str(Path(__file__).parent.parent))
+    importlib.import_module("bench.fleet.__main__")
+    inspect.getsourcelines(_prepare)  # FastAPI looks up where the source of an endpoint is
+    asyncio.run(_build_a_gateway())
+    sys.modules["coordinator.engine.sockets"].tls_context.cache_clear()  # each process has its own SSL_CERT_FILE
+
+
+def _modules() -> Iterator[str]:
+    """The modules of `_PACKAGES`, but for those that run when they are imported."""
+    for package in map(importlib.import_module, _PACKAGES):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                yield module.name
+
+
+def _build_parameters(command: Any) -> None:
+    """Typer builds what reads an option when the option is first read."""
+    for parameter in command.params:
+        parameter.get_runtime_param()
+    for below in getattr(command, "commands", {}).values():
+        _build_parameters(below)
+
+
+async def _build_a_gateway() -> None:
+    settings = sys.modules["gateway.settings.gateway_settings"].GatewaySettings.model_validate(
+        {"replicas": [{"id": "r0", "url": "http://127.0.0.1:1"}]}
+    )
+    no_variables = sys.modules["gateway.tracing.otel_variables"].NO_VARIABLES
+    sys.modules["gateway.app"].Gateway(settings, sys.modules["gateway.tls"].Certificates(), no_variables)
 
 
 def _serve(path: str) -> None:
@@ -263,14 +323,28 @@ def _become(path: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["env"])
         _take(dict(zip(request["fds"], fds, strict=True)))
-        words = request["command"][len(_PYTHON) :]
-        sys.argv = ["kvgate", *words[2:]] if words[0] == "-m" else words
-        if sys.argv[1:2] == ["up"]:
+        words = request["command"][2 if request["command"][1] == "-P" else 1 :]
+        sys.argv = words if words[0] != "-m" else ["kvgate" if words[1] == KVGATE[-1] else words[1], *words[2:]]
+        if any(sys.argv[: len(first)] == first for first in _STARTS_OTHERS):
             _ask(path)
         _set_constants(json.loads(os.environ.get(_CONSTANTS, "{}")))
         code = _run(words)
     finally:
         os._exit(code)
+
+
+def _become_bound(parent: str, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Like `_become`, in a process that a `kvgate up` has forked while it runs."""
+    try:
+        asyncio._set_running_loop(None)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        sys.argv = ["", parent, *request["command"]]
+        os.execvp = lambda *_: _become(_server, request, fds)
+        sys.modules[_BOUND[-1]].main()
+    finally:
+        os._exit(1)
 
 
 def _set_constants(values: dict[str, Any]) -> None:
