@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tests.polling import wait_until
 ROOT = Path(__file__).parent.parent
 _ALL_RAN = "(all commands have run)"
 _ENDS_WITHIN_S = 30
+_FORKED_KVGATE = Path(__file__).with_name("forked_kvgate.py")
 
 
 def section(document: str, heading: str) -> str:
@@ -59,25 +61,27 @@ def typing(folder: Path, typed: Sequence[str], at_end: Sequence[str] = (), withi
     run. What runs in the background is stopped at the end."""
     end = ["end() {", "  set +e", *at_end, "  kill $(jobs -p) 2>/dev/null", "  wait", "}", "trap end EXIT"]
     script = "\n".join(["set -e", *end, *typed, f"echo '{_ALL_RAN}'", "read -r", ""])
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     printed = folder / "printed.txt"
-    with printed.open("wb") as output:
+    with tempfile.TemporaryDirectory(prefix="kvgate-bin-") as programs, printed.open("wb") as output:
+        kvgate = Path(programs, "kvgate")
+        kvgate.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {_FORKED_KVGATE} "$@"\n')
+        kvgate.chmod(0o700)
         shell = subprocess.Popen(
             ["bash", "-c", script],
             cwd=folder,
-            env=os.environ | {"PATH": path},
+            env=os.environ | {"PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"},
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    try:
-        wait_until(lambda: _ALL_RAN in printed.read_text() or shell.poll() is not None, within_s=within_s)
-        assert _ALL_RAN in printed.read_text(), printed.read_text()
-        yield printed.read_text()
-    finally:
         try:
-            shell.communicate(timeout=_ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(shell.pid, signal.SIGKILL)
-            shell.communicate()
+            wait_until(lambda: _ALL_RAN in printed.read_text() or shell.poll() is not None, within_s=within_s)
+            assert _ALL_RAN in printed.read_text(), printed.read_text()
+            yield printed.read_text()
+        finally:
+            try:
+                shell.communicate(timeout=_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(shell.pid, signal.SIGKILL)
+                shell.communicate()
