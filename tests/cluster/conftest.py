@@ -26,7 +26,12 @@ CONFIG = {
 @pytest.fixture(scope="package", autouse=True)
 def quick() -> Iterator[None]:
     """Gateways notice changes soon."""
-    with constants({"gateway.replicas.health_checks.INTERVAL_S": 0.25}):
+    quick = {
+        "gateway.records.file_keys._LOOK_S": 0.5,
+        "gateway.reload._LOOK_S": 0.2,
+        "gateway.replicas.health_checks.INTERVAL_S": 0.25,
+    }
+    with constants(quick):
         yield
 
 
