@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import httpx
@@ -16,14 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import Cluster, SimReplica
 from coordinator.keys import shares_key
-from tests.api.stage import PATIENT_REDIS
+from tests.api.stage import PATIENT_REDIS, running_gateway, running_sims
 from tests.cluster.clients import CHAT, ask, chat, prose
-from tests.cluster.gateways import another_gateway, configured_like
-from tests.cluster.servers import another_server
-from tests.polling import eventually
+from tests.cluster.gateways import configured_like
+from tests.polling import eventually, wait_until
 
 V1, V2 = "kvgate/chat-1", "kvgate/chat-2"
-GATEWAYS = 4
+GATEWAYS, AT_ONCE = 4, 32
 
 
 class Stage(NamedTuple):
@@ -39,19 +37,17 @@ def model(weight_1: int, weight_2: int, **more: Any) -> dict[str, Any]:
     return {"name": "chat", "aliases": ["gpt-4o-mini"], "backends": backends, **more}
 
 
-@pytest.fixture
-async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> AsyncIterator[Stage]:
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Two replicas of the first version, one of the second, and four gateways that send it one request in ten."""
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(redis.from_url(cluster.redis_url))
-        await store.delete(shares_key())  # the test before may have ended within a turn of all
-        servers = {}
-        for name, root in (("a", V1), ("b", V1), ("c", V2)):
-            options = ("--model", root, "--served-name", "chat", "--speed", "20")
-            servers[name] = await stack.enter_async_context(another_server(http, tmp_path, *options))
+    folder = tmp_path_factory.mktemp("weights")
+    roots = {"weight-a": V1, "weight-b": V1, "weight-c": V2}
+    arguments = {name: ("--model", root, "--served-name", "chat", "--speed", "20") for name, root in roots.items()}
+    with ExitStack() as stack:
+        servers = stack.enter_context(running_sims(folder, arguments))
         replicas = [
-            {"id": f"weight-{name}", "url": server.url, "labels": {"version": "v2" if name == "c" else "v1"}}
-            for name, server in servers.items()
+            {"id": sim.id, "url": sim.url, "labels": {"version": "v2" if sim.id == "weight-c" else "v1"}}
+            for sim in servers
         ]
         settings = {
             "replicas": replicas,
@@ -59,18 +55,19 @@ async def stage(cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path) -> As
             "health": {"timeout_s": 2},
             "redis": configured_like(cluster, "any")["redis"] | PATIENT_REDIS,
         }
-        gateways = [
-            await stack.enter_async_context(another_gateway(cluster, f"weights-{at}", **settings))
-            for at in range(GATEWAYS)
+        urls = [
+            stack.enter_context(running_gateway(folder, cluster.redis_url, servers, settings)) for _ in range(GATEWAYS)
         ]
-        urls = [gateway.url for gateway in gateways]
         for url in urls:
-            await eventually(lambda url=url: _knows_all(http, url))
-        yield Stage(urls, servers)
+            wait_until(lambda url=url: len(httpx.get(f"{url}/ready").json()["replicas"]) == 3)
+        yield Stage(urls, {sim.id: sim for sim in servers})
 
 
-async def _knows_all(http: httpx.AsyncClient, url: str) -> bool:
-    return len((await http.get(f"{url}/ready")).json()["replicas"]) == 3
+@pytest.fixture(autouse=True)
+async def begun_anew(cluster: Cluster) -> None:
+    """The test before may have ended within a turn of all."""
+    async with redis.from_url(cluster.redis_url) as store:
+        await store.delete(shares_key())
 
 
 async def _says(http: httpx.AsyncClient, url: str, field: str, wanted: Any) -> bool:
@@ -79,18 +76,22 @@ async def _says(http: httpx.AsyncClient, url: str, field: str, wanted: Any) -> b
 
 async def versions(http: httpx.AsyncClient, stage: Stage, prompts: list[str], **fields: Any) -> Counter[str]:
     """How many of these requests each version has answered; they go through all gateways at the same time."""
-    fields = {"model": "chat", **fields}
-    asked = (ask(http, stage.urls[at % GATEWAYS], prompt, **fields) for at, prompt in enumerate(prompts))
+    fields, turns = {"model": "chat", **fields}, asyncio.Semaphore(AT_ONCE)
+
+    async def asked(at: int) -> httpx.Response:
+        async with turns:
+            return await ask(http, stage.urls[at % GATEWAYS], prompts[at], **fields)
+
     found: Counter[str] = Counter()
-    for answer in await asyncio.gather(*asked):
+    for answer in await asyncio.gather(*map(asked, range(len(prompts)))):
         assert answer.status_code == 200, answer.text
         found["v2" if answer.headers["x-kvgate-replica"] == "weight-c" else "v1"] += 1
     return found
 
 
 async def test_weights_hold_exactly_over_all_gateways(stage: Stage, http: httpx.AsyncClient) -> None:
-    prompts = [prose(f"conversation {at}", 40) for at in range(400)]
-    assert await versions(http, stage, prompts) == {"v1": 360, "v2": 40}
+    prompts = [prose(f"conversation {at}", 40) for at in range(200)]
+    assert await versions(http, stage, prompts) == {"v1": 180, "v2": 20}
 
 
 async def test_weights_hold_for_requests_that_name_no_model(stage: Stage, http: httpx.AsyncClient) -> None:
@@ -144,14 +145,18 @@ async def test_every_gateway_tells_the_versions_and_their_weights(stage: Stage, 
 
 async def test_each_version_has_its_numbers(stage: Stage, http: httpx.AsyncClient) -> None:
     prompts = [prose(f"numbers {at}", 40) for at in range(40)]
+    before = await asyncio.gather(*(http.get(f"{url}/metrics") for url in stage.urls))
     await versions(http, stage, prompts)
     await versions(http, stage, prompts[:20], model="gpt-4o-mini", stream=True)  # the second turn of these
     pages = await asyncio.gather(*(http.get(f"{url}/metrics") for url in stage.urls))
-    assert counted(pages, "kvgate_backend_requests_total") == {"v1": 54, "v2": 6}
-    begun = counted(pages, "kvgate_backend_first_token_seconds_count")
-    assert begun == {"v1": 18, "v2": 2}
-    tokens = counted(pages, "kvgate_backend_tokens_total", kind="prompt")
-    cached = counted(pages, "kvgate_backend_tokens_total", kind="cached")
+
+    def more(name: str, **labels: str) -> Counter[str]:
+        return counted(pages, name, **labels) - counted(before, name, **labels)
+
+    assert more("kvgate_backend_requests_total") == {"v1": 54, "v2": 6}
+    assert more("kvgate_backend_first_token_seconds_count") == {"v1": 18, "v2": 2}
+    tokens = more("kvgate_backend_tokens_total", kind="prompt")
+    cached = more("kvgate_backend_tokens_total", kind="cached")
     assert tokens["v1"] > cached["v1"] > 0
     assert tokens["v2"] > 0
 
@@ -169,7 +174,7 @@ def counted(pages: list[httpx.Response], name: str, **labels: str) -> Counter[st
 
 # The last one: it leaves open breakers.
 async def test_no_death_of_a_version_leaves_the_model_without_service(stage: Stage, http: httpx.AsyncClient) -> None:
-    for name in ("a", "b"):
+    for name in ("weight-a", "weight-b"):
         stage.servers[name].kill()
     answers = await asyncio.gather(
         *(ask(http, stage.urls[at % GATEWAYS], prose(f"after {at}", 40), model="chat") for at in range(40))
