@@ -126,7 +126,7 @@ class Books:
         await drop(self._pool, self._client, name, keys)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(steps=steps)
 async def test_owned_tokens_are_the_sum_of_what_the_records_hold(
     redis_server: RedisServer,

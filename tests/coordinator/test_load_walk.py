@@ -17,7 +17,7 @@ from tests.redis_server import RedisServer
 
 GATEWAYS = ("gw0", "gw1", "gw2")
 REPLICAS = ("r0", "r1", "r2", "r3")
-STEPS = 220
+STEPS = 150
 
 
 class Walk:

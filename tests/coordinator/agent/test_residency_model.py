@@ -263,7 +263,7 @@ GPU_BLOCKS = st.integers(16, 40)
 
 
 @given(LIFE(st.one_of(any_request(is_exact=True), st.just(None))), GPU_BLOCKS, st.sampled_from([0, 5, 60]))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_with_right_estimates_what_is_said_is_what_is_held_after_every_batch(
     requests: list[Request | None], gpu_blocks: int, cpu_blocks: int
 ) -> None:
@@ -276,7 +276,7 @@ def test_with_right_estimates_what_is_said_is_what_is_held_after_every_batch(
 
 
 @given(LIFE(any_request(is_exact=False)), GPU_BLOCKS)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_with_any_estimate_what_is_said_is_what_is_held_once_the_prompt_is_measured(
     requests: list[Request], gpu_blocks: int
 ) -> None:
@@ -286,7 +286,7 @@ def test_with_any_estimate_what_is_said_is_what_is_held_once_the_prompt_is_measu
 
 
 @given(LIFE(any_request(is_exact=True)), LIFE(any_request(is_exact=True, reports=True)), GPU_BLOCKS)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_who_comes_late_never_says_what_is_not_held(
     unseen: list[Request], requests: list[Request], gpu_blocks: int
 ) -> None:
