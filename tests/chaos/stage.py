@@ -118,8 +118,13 @@ class Stage:
         return answer
 
     async def explained(self, text: str, url: str | None = None) -> dict[str, dict[str, Any]]:
-        """The current cost of this prompt on each replica."""
-        return {one["replica"]: one for one in (await self.explain(text, url))["replicas"]}
+        """The current cost of this prompt on each replica. A store that is late on a busy machine is asked again."""
+
+        async def by_the_store() -> dict[str, Any]:
+            answer = await self.explain(text, url)
+            return answer if answer.get("store") == "up" else {}
+
+        return {one["replica"]: one for one in (await eventually(by_the_store))["replicas"]}
 
     # -- prompts -------------------------------------------------------------------------------------------------
 

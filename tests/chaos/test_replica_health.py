@@ -94,7 +94,9 @@ async def is_known_dead(stage: Stage, replica: SimReplica) -> bool:
 
 
 async def is_known_ready(stage: Stage, replica: SimReplica) -> bool:
-    return all(replica.id in ready for ready in await stage.ready_replicas())
+    """A gateway knows what it has found before the store does."""
+    record = (await stage.ledger.replicas())[replica.id]
+    return record.state == "ready" and all(replica.id in ready for ready in await stage.ready_replicas())
 
 
 async def test_a_killed_replica_is_dead_for_all_gateways_and_not_tried_again(stage: Stage) -> None:
