@@ -46,8 +46,13 @@ GUARDED: dict[str, Any] = {
 
 @pytest.fixture(scope="package", autouse=True)
 def unmoved() -> Iterator[None]:
-    """Neither breakers nor retry budgets react to the failures that tests cause."""
-    with constants({"coordinator.breaker.FAILURES": 1000, "gateway.relay.retry_budget.MIN_RETRIES": 1000}):
+    """Neither breakers nor retry budgets react to the failures that tests cause. Gateways see new certificates soon."""
+    unmoved = {
+        "coordinator.breaker.FAILURES": 1000,
+        "gateway.relay.retry_budget.MIN_RETRIES": 1000,
+        "gateway.tls.LOOK_S": 0.25,
+    }
+    with constants(unmoved):
         yield
 
 

@@ -28,12 +28,12 @@ def test_the_order_does_not_depend_on_how_the_replicas_are_listed() -> None:
 def test_in_a_large_fleet_a_replica_that_leaves_or_dies_moves_hardly_anything_else() -> None:
     fewer = [replica for replica in MANY if replica != "r2"]
     firsts = [
-        (order_of(MANY, one), order_of(fewer, one), order_of(MANY, one, without="r2")) for one in affinities(4000)
+        (order_of(MANY, one), order_of(fewer, one), order_of(MANY, one, without="r2")) for one in affinities(2000)
     ]
     moved = [before[0] for before, after, _ in firsts if before[0] != after[0]]
     assert "r2" in moved
-    assert len([name for name in moved if name != "r2"]) < 4000 / CONTENDERS / 10
-    assert sum(dead[0] != after[0] for _, after, dead in firsts) < 4000 / CONTENDERS / 10
+    assert len([name for name in moved if name != "r2"]) < 2000 / CONTENDERS / 10
+    assert sum(dead[0] != after[0] for _, after, dead in firsts) < 2000 / CONTENDERS / 10
 
 
 def test_prompts_spread_evenly() -> None:
