@@ -16,7 +16,7 @@ import orjson
 from gateway.tasks import Tasks
 
 CHAT = "/v1/chat/completions"
-PAUSE_S = 0.025
+PAUSE_S = 0.05
 """The average pause of a client in the background. Without it, the load of one test takes the cores of all others."""
 _WORDS = ("river", "stone", "light", "paper", "cloud", "green", "table", "north", "seven", "glass")
 
