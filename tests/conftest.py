@@ -28,8 +28,8 @@ NOT_CHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("patient", deadline=None, suppress_health_check=NOT_CHECKED)
 settings.load_profile("patient")
 
-SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/")
-"""Files whose paths begin with the same entry share clusters. A cluster takes seconds to start."""
+SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/deploy/")
+"""Files whose paths begin with the same entry share clusters, or what takes seconds to import."""
 _OWN = {
     "chaos": "budgets operations past_decisions queue slot_migration tenant_limits",
     "cluster": "added_replicas agreement both_tiers doctor file_keys key_limits keys_in_redis namespaces plain_backlog "
