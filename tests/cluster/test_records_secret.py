@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import cycle
 
 import httpx
@@ -16,6 +16,7 @@ from tests.cluster.test_keys_in_redis import CONFIG, OPS, SECRET, Operator, bear
 from tests.polling import eventually
 
 NEW = "another-secret-of-gateways"
+_PAUSE_S = 0.01
 STEPS = [
     {"records_secret": SECRET, "other_records_secret": NEW},
     {"records_secret": NEW, "other_records_secret": SECRET},
@@ -50,10 +51,9 @@ async def asked_all_the_time(http: httpx.AsyncClient, cluster: Cluster, *keys: s
     async def ask() -> None:
         for url in cycle(cluster.gateway_urls):
             for key in keys:
-                try:
+                with suppress(httpx.TransportError):
                     statuses.append((await http.get(f"{url}/v1/models", headers=bearer(key))).status_code)
-                except httpx.TransportError:
-                    await asyncio.sleep(0.01)
+                await asyncio.sleep(_PAUSE_S)
 
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(ask())

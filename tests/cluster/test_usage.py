@@ -16,7 +16,7 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, running_cluster
 from gateway.tasks import Tasks
 from tests.api.stage import api_key, bearer
-from tests.cluster.clients import CHAT, chat, last_event, prose
+from tests.cluster.clients import CHAT, PAUSE_S, chat, last_event, prose
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
 from tests.redis_server import RedisServer
@@ -90,6 +90,7 @@ class Clients:
         async def go_on(name: str, url: str) -> None:
             while not is_over.is_set():
                 await self.ask(name, url)
+                await asyncio.sleep(PAUSE_S)
 
         running = [tasks.spawn(go_on(name, url), url) for url in self.cluster.gateway_urls for name in ("alice", "bob")]
         try:
