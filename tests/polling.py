@@ -16,7 +16,8 @@ from threading import Event
 from typing import Any
 
 PATIENCE_S = 30.0
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.005, 0.05
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.005, 0.1
+"""Most conditions ask several processes by HTTP: looking more often takes CPU from what is waited for."""
 
 
 class Patience:
@@ -59,8 +60,9 @@ async def eventually(condition: Callable[[], Any], within_s: float = PATIENCE_S)
 
 def wait_until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
     """`eventually`, for fixtures and tests that are not coroutines."""
-    patience = Patience(within_s)
+    patience, poll_s = Patience(within_s), _FIRST_POLL_S
     while not (value := condition()):
         assert not patience.is_over(), f"still {value!r} after {within_s:g} s"
-        Event().wait(_LONGEST_POLL_S)
+        Event().wait(poll_s)
+        poll_s = min(2 * poll_s, _LONGEST_POLL_S)
     return value
