@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from gateway.simulator.chat_template import render_chat
@@ -54,6 +55,7 @@ def is_measured(text: str, told: Mapping[str, Told]) -> bool:
     return bool(told) and all(each.is_resident and served_blocks(each.tokens) == last_block for each in told.values())
 
 
+@cache
 def path_of(text: str) -> list[str]:
     """The block hashes of a prompt of one user message."""
     prompt = prompt_of(text)

@@ -267,15 +267,15 @@ class TruthStage:
         """Errors in the map of either gateway, and, with `complete`, gaps in it. Claims are only predictions: they are
         checked only with `claims`."""
         found: list[str] = []
-        for replica in self.cluster.replicas:
-            held = await self.hashes(replica)
-            for text, gateway in itertools.product(texts, range(len(self.urls))):
-                ends, told = await self.told(text, gateway)
-                name = f"{text.split(':')[0]} on {replica.id} by gw{gateway}"
-                mine = told.get(replica.id, Told())
-                found += (f"{name}: {each}" for each in untrue(path_of(text), held, mine, claims))
+        held = {replica.id: await self.hashes(replica) for replica in self.cluster.replicas}
+        for text, gateway in itertools.product(texts, range(len(self.urls))):
+            ends, told = await self.told(text, gateway)
+            for replica, blocks in held.items():
+                name = f"{text.split(':')[0]} on {replica} by gw{gateway}"
+                mine = told.get(replica, Told())
+                found += (f"{name}: {each}" for each in untrue(path_of(text), blocks, mine, claims))
                 if complete:
-                    found += (f"{name}: {each}" for each in untold(path_of(text), held, mine, ends))
+                    found += (f"{name}: {each}" for each in untold(path_of(text), blocks, mine, ends))
         return found
 
     async def settle(
