@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
+from coordinator.engine.sockets import tls_context
 from gateway.ops.local.state_dir import Cluster
 
 _TIMEOUT_S = 60.0
@@ -42,7 +43,7 @@ class DemoRequest:
 def client(key: str | None) -> httpx.AsyncClient:
     """A client of the gateways, with an API key if they ask for one."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, headers=headers)
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, verify=tls_context(), headers=headers)
 
 
 async def send_requests(cluster: Cluster, model: str, key: str | None) -> AsyncIterator[DemoRequest]:
