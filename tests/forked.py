@@ -43,6 +43,8 @@ _PYTHON = (sys.executable, "-P")
 KVGATE = (*_PYTHON, "-m", "gateway.ops.cli")
 GLASS_REPLICA = (*_PYTHON, str(Path(__file__).with_name("chaos") / "glass_replica.py"))
 _FLEET = (sys.executable, "-m", "bench.fleet")
+_STEPPED = (sys.executable, "-m", "tests.cluster.stepped_wall_clock")
+_PROGRAMS = (KVGATE, GLASS_REPLICA, _FLEET, _STEPPED)
 _STARTS_OTHERS = (["kvgate", "up"], ["bench.fleet"])
 """The first words of commands that start processes: these are forked, too."""
 _IMPORTED = (
@@ -70,7 +72,7 @@ _server = ""
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A process that is forked if it runs `kvgate`, a glass replica or `bench.fleet`; else one started as always."""
+    """A process that is forked if it runs one of `_PROGRAMS`; else one that is started as always."""
 
     _status: socket.socket | None = None
     """The server writes here how the process ended."""
@@ -79,7 +81,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         command = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(each) for each in args]
         parent, command = _parent_of(command)
         unset, command = _unset_by(command)
-        if not any(tuple(command[: len(program)]) == program for program in (KVGATE, GLASS_REPLICA, _FLEET)):
+        if not any(tuple(command[: len(program)]) == program for program in _PROGRAMS):
             super()._execute_child(args, *details)  # type: ignore[misc]
             return
         _, _, _, pass_fds, cwd, env, _, _, _, *pipes = details
