@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -257,8 +257,8 @@ def running_sims(folder: Path, arguments: Mapping[str, Sequence[str]]) -> Iterat
 def running_gateway(
     folder: Path, redis_url: str, sims: Sequence[Server], config: Json, wait: bool = True
 ) -> Iterator[str]:
-    """Runs another gateway with its own configuration. Yields its URL once the gateway is ready and has the store, or,
-    without `wait`, once it answers."""
+    """Runs another gateway with its own configuration. Yields its URL once the gateway has the store and all of these
+    replicas, or, without `wait`, once it answers."""
     port = free_ports(1)[0]
     file = folder / f"gateway-{port}.yaml"
     replicas = [{"id": sim.id, "url": sim.url} for sim in sims]
@@ -267,7 +267,7 @@ def running_gateway(
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
     url = f"{'https' if 'tls' in config else 'http'}://127.0.0.1:{port}"
     with (folder / f"gateway-{port}.log").open("wb") as log, running(command, log):
-        wait_until(lambda: has_store(url) if wait else answers(f"{url}/health"))
+        wait_until(lambda: has_store(url, {sim.id for sim in sims}) if wait else answers(f"{url}/health"))
         yield url
 
 
@@ -284,10 +284,11 @@ def running_agent(folder: Path, redis_url: str, sim: Server, *options: str) -> I
         process.wait()
 
 
-def has_store(url: str) -> bool:
-    """Whether a gateway is ready and connected to Redis. One that starts on a busy machine may be ready before."""
+def has_store(url: str, replicas: Set[str] = frozenset()) -> bool:
+    """Whether a gateway is ready, connected to Redis and has found these replicas. One that starts on a busy machine
+    may be ready before."""
     answer = _get(f"{url}/ready")
-    return answer is not None and answer.json()["store"] == "up"
+    return answer is not None and answer.json()["store"] == "up" and replicas <= set(answer.json()["replicas"])
 
 
 def answers(url: str) -> bool:
