@@ -16,7 +16,6 @@ import pytest
 from bench.cluster import Cluster, running_cluster
 from tests.api.stage import PATIENT_REDIS, Stage, api_key, bearer, running_gateway, running_sims, sdk
 from tests.forked import constants
-from tests.polling import wait_until
 
 PATIENT: dict[str, Any] = {"redis": PATIENT_REDIS, "health": {"timeout_s": 5}}
 UNKNOWN = "/v1/nonesuch"
@@ -110,7 +109,6 @@ def mixed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.Te
         running_sims(folder, models) as sims,
         running_gateway(folder, open_cluster.redis_url, sims, {}) as url,
     ):
-        wait_until(lambda: len(http.get(f"{url}/ready").json()["replicas"]) == len(sims))
         yield Stage([url], sims, http)
 
 

@@ -18,7 +18,7 @@ from coordinator.keys import shares_key
 from tests.api.stage import PATIENT_REDIS, running_gateway, running_sims
 from tests.cluster.clients import CHAT, ask, chat, prose
 from tests.cluster.gateways import configured_like
-from tests.polling import eventually, wait_until
+from tests.polling import eventually
 
 V1, V2 = "kvgate/chat-1", "kvgate/chat-2"
 GATEWAYS, AT_ONCE = 4, 32
@@ -58,8 +58,6 @@ def stage(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         urls = [
             stack.enter_context(running_gateway(folder, cluster.redis_url, servers, settings)) for _ in range(GATEWAYS)
         ]
-        for url in urls:
-            wait_until(lambda url=url: len(httpx.get(f"{url}/ready").json()["replicas"]) == 3)
         yield Stage(urls, {sim.id: sim for sim in servers})
 
 
