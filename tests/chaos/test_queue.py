@@ -140,8 +140,14 @@ async def test_a_full_queue_and_a_wait_that_is_too_long_are_refused_with_codes(s
         await stage.waits(0)
         queue = QUEUE_CONFIG["queue"] | {"wait_s": 0.2}
         async with another_gateway(stage.cluster, "hasty", queue=queue) as hasty:
+            await eventually(lambda: has_store(stage, hasty.url))
             late = await ask(stage.tenants["modest"], hasty.url, stage.new_prompt())
     assert (late.status_code, late.json()["error"]["code"]) == (503, "deadline_unreachable")
+
+
+async def has_store(stage: QueueStage, url: str) -> bool:
+    """Without it, a gateway would find room by itself."""
+    return bool((await stage.ready(url))["store"] == "up")
 
 
 async def test_the_seats_of_a_killed_gateway_go_and_others_get_the_room(stage: QueueStage) -> None:
