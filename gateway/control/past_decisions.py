@@ -48,7 +48,7 @@ _DICTIONARY = (
     b'"displaced_tokens":0,"load_tokens":0,"cost":{"time":"2026-11-28T12:00:00.000+00:00","gateway":"gw0","request_id":"'
     b'","method":"POST","path":"/v1/responses/v1/messages/v1/embeddings/v1/completions/v1/chat/completions","status":200,'
     b'"code":null,"over_budget":null,"tenant":null,"key":"","duration_ms":100.0,"first_byte_ms":null,"model":"","served_model":"",'
-    b'"placed_as":"","backend":null,"stream":true,"prompt_tokens":1000,"cached_tokens":null,"output_tokens":100,'
+    b'"placed_as":"","backend":null,"stream":true,"prompt_tokens":1000,"cached_tokens":null,"output_tokens":100,"resumed":[],'
     b'"attempts":1,"replica":"r0","policy":"prefix_kv_aware","why":"rebalanced","why":"partial_hit","why":"cold",'
     b'"why":"hit","state":"degraded","state":"exact","matched_tokens":0,"passed_over_tokens":0,"waited_ms":0.0,"failed":[],'
     b'"costs":null}'

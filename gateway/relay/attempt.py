@@ -148,11 +148,16 @@ class Attempts:
     def _goes_on(self, job: Job, tries: Tries, reply: Reply, broken: StreamBroken) -> Job | None:
         """The request for the rest of a stream. None if only its end is missing, which is sent. Raises ApiError."""
         try:
-            rest = self._resumptions.next(job, tries, broken.reason.partition(":")[0])
-        except NotResumable as why:
-            raise self._broken(broken, f"not resumable: {why.reason}") from broken
-        if rest is None and tries.seam is not None:
-            reply.end(tries.seam.close())
+            why, replica = broken.reason.partition(":")[0], tries.ticket.replica
+            rest = self._resumptions.next(job, tries, why)
+        except NotResumable as error:
+            raise self._broken(broken, f"not resumable: {error.reason}") from broken
+        if tries.seam is not None:
+            how = tries.seam.how if rest is not None else "closed"
+            reply.resumed.append({"replica": replica, "why": why, "how": how})
+            reply.trace.failed(why)
+            if rest is None:
+                reply.end(tries.seam.close())
         return rest
 
     def _broken(self, broken: StreamBroken, why: str) -> ApiError:

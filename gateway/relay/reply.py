@@ -92,6 +92,8 @@ class Reply:
         """None until the request was read."""
         self.tickets: Sequence[Ticket] = ()
         """Its attempts so far."""
+        self.resumed: list[dict[str, str]] = []
+        """The replicas that broke its stream off: `replica`, `why`, and `how` it went on elsewhere."""
         self.usage: Usage | None = None
         """What the engine told of the answer, at its end."""
         self.cached_tokens: int | None = None

@@ -79,6 +79,7 @@ def _of_job(reply: Reply) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens if usage is not None else prompt_tokens,
         "cached_tokens": reply.cached_tokens,
         "output_tokens": usage.output_tokens if usage is not None else None,
+        "resumed": reply.resumed,
     }
 
 

@@ -137,6 +137,11 @@ class Seam:
         """Whether the client wants the usage, and has not got it."""
         return self._wants_usage and not self.progress.has_usage
 
+    @property
+    def how(self) -> str:
+        """How the rest was asked for: `exact` (by token ids) or `text`."""
+        return "exact" if self._is_exact else "text"
+
     def close(self) -> bytes:
         """The end of a stream of which only the end is missing. Without a finish reason it had all its tokens."""
         progress, events = self.progress, b""
@@ -154,7 +159,7 @@ class Seam:
         """The end mark, and before it the news that the stream went on elsewhere, for whoever reads comments."""
         if not self.times:
             return _DONE
-        return b": x-kvgate-resumed: %d; %b\n\n" % (self.times, b"exact" if self._is_exact else b"text") + _DONE
+        return b": x-kvgate-resumed: %d; %b\n\n" % (self.times, self.how.encode()) + _DONE
 
 
 def _nulls(fields: dict[str, Any]) -> dict[str, None]:

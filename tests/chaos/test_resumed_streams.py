@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from bench.cluster import SimReplica
+from gateway.ops.cli.explain import reasons
 from tests.chaos.stage import Stage
 from tests.cluster.clients import CHAT, held_stream, last_event
 from tests.polling import eventually
@@ -174,3 +175,20 @@ async def test_a_replica_that_is_drained_with_move_is_empty_in_seconds(stage: St
     assert await stage.metric_of_all("kvgate_stream_resumptions_total", outcome="exact", reason="drained") >= len(begun)
     (await stage.http.post(f"{stage.urls[1]}/v1/replicas/{owner.id}/undrain", json={})).raise_for_status()
     await eventually(stage.all_load_is_given_back)
+
+
+async def test_afterwards_anybody_can_see_that_a_stream_went_on(stage: Stage) -> None:
+    body = asked(stage.new_prompt())
+    _, owner = await unbroken(stage, CHAT, body)
+    await stage.fail(owner, "cut", after_tokens=9)
+    answer = await stage.http.post(stage.urls[0] + CHAT, json=body)
+    told_later = f"{stage.urls[1]}/v1/decisions/{answer.headers['x-request-id']}"
+    await eventually(lambda: is_known(stage, told_later))
+    (record,) = (await stage.http.get(told_later)).json()["decisions"]
+    assert record["resumed"] == [{"replica": owner.id, "why": "reset", "how": "exact"}]
+    assert (record["replica"] != owner.id, record["output_tokens"]) == (True, TOKENS)
+    assert any(f"{owner.id} broke its stream off (reset)" in line for line in reasons(record))
+
+
+async def is_known(stage: Stage, url: str) -> bool:
+    return (await stage.http.get(url)).status_code == 200

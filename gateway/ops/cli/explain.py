@@ -75,6 +75,9 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
         yield _over_budget(record["over_budget"])
     for failed in record.get("failed") or ():
         yield f"tried {failed['replica']}, which failed: {failed['why']}"
+    for left in record.get("resumed") or ():
+        ending = "the gateway sent its end" if left["how"] == "closed" else f"it went on elsewhere ({left['how']})"
+        yield f"{left['replica']} broke its stream off ({left['why']}); {ending}"
     replica = record["replica"]
     if replica is None:
         yield "went to no replica"
