@@ -25,7 +25,7 @@ from gateway.tasks import Tasks
 
 CONTEXTS, CONTEXT_BYTES = 24, 5000
 """Beginnings that prompts share. Each has 1 300 tokens, which take an eighth of a second to compute."""
-ANSWER_TOKENS = (8, 16)
+ANSWER_TOKENS, STREAM_TOKENS = (8, 16), (60, 80)
 DECODE_S = 0.1
 """The time of each answer token."""
 RATE_PER_S = 24.0
@@ -69,6 +69,7 @@ class _Asking:
             self.sent_s,
             end,
             ended_s,
+            self.streams,
             self.gateway,
             self.replica,
             self.state,
@@ -169,7 +170,8 @@ class Load:
 
     async def _ask(self) -> None:
         loop = asyncio.get_running_loop()
-        asking = _Asking(loop.time(), self._rng.randint(*ANSWER_TOKENS), self._rng.random() < 0.5)
+        streams = self._rng.random() < 0.5
+        asking = _Asking(loop.time(), self._rng.randint(*(STREAM_TOKENS if streams else ANSWER_TOKENS)), streams)
         body = self._body(self._rng.choice(self.contexts), asking.max_tokens, asking.streams)
         try:
             await self._send(asking, body)

@@ -15,7 +15,15 @@ import orjson
 
 from bench.faults import results
 from bench.faults.fault import LATE_AFTER_S
-from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, IMPATIENT_AFTER_S, LONGEST_PAUSE_S, RATE_PER_S
+from bench.faults.load import (
+    ANSWER_TOKENS,
+    CONTEXTS,
+    DECODE_S,
+    IMPATIENT_AFTER_S,
+    LONGEST_PAUSE_S,
+    RATE_PER_S,
+    STREAM_TOKENS,
+)
 from bench.faults.problems import STEADY_S
 from bench.faults.processes import HANG_LATE_AFTER_S
 from bench.faults.queue import CAP, CAP_AGAIN_WITHIN_S, CLIENTS, QUEUE_S
@@ -35,9 +43,13 @@ their agents share one process that no fault strikes; in the row of Redis' clock
 reaches some 50 replicas, and the struck one may carry few requests or none.
 
 A load balancer spreads {RATE_PER_S:g} requests a second on the gateways. Half of the requests are streams. Their
-prompts share {CONTEXTS} beginnings of 1 300 tokens, and answers take {ANSWER_TOKENS[0] * DECODE_S:.1f} to
-{ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready once a second. Where a gateway refuses the
-connection, it tries the next one. It never repeats a request that it has sent.
+prompts share {CONTEXTS} beginnings of 1 300 tokens. Streams have {STREAM_TOKENS[0]} to {STREAM_TOKENS[1]} tokens and
+take {STREAM_TOKENS[0] * DECODE_S:.0f} to {STREAM_TOKENS[1] * DECODE_S:.0f} s, other answers take
+{ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready once a
+second. Where a gateway refuses the connection, it tries the next one. It never repeats a request that it has sent.
+
+Rows of commits before 128b79e, which lets streams go on elsewhere, had streams of 8 to 16 tokens, and counted the
+streams that broke with their replica as destroyed.
 
 ## What is counted
 
@@ -45,7 +57,7 @@ connection, it tries the next one. It never repeats a request that it has sent.
 their connection broke.
 
 **could have been saved**: the failed requests that the fault did not destroy by itself. It destroys these:
-- streams that had begun on a replica or gateway that the fault struck;
+- answers that are no streams, and had begun on a replica that the fault struck;
 - requests whose connection broke because their gateway, or the link to it, was struck.
 
 A process that is told to stop destroys none: it may finish its requests. Every fault leaves one gateway and two
@@ -55,8 +67,8 @@ replicas unharmed.
 first token, or from one token to the next. In another answer, it is the time beyond what its tokens take. The number
 in brackets counts answers that could not come sooner. They are no part of the goal. They were:
 - at a gateway that was struck, or on the link to it;
-- or at a replica that was struck while it answered them: the client had received a byte, or the replica had received
-  the request {PREFILL_S:g} s before.
+- or no streams, at a replica that was struck while it answered them: the client had received a byte, or the replica had
+  received the request {PREFILL_S:g} s before.
 
 For 10 s nobody can tell a replica that hangs from one that computes a long prompt. In that row, an answer is late after
 {HANG_LATE_AFTER_S:g} s.

@@ -2,12 +2,13 @@
 
 A fault excuses only failures that nobody could have prevented:
 
-- A stream that had begun, and broke with its replica or its gateway: no other replica can repeat the same text.
+- An answer that is no stream, of which the client had a byte, and that broke with its replica.
 - A request whose gateway, or the link to it, was struck during the request: its client's connection broke.
-- An answer that is late because its gateway was struck during the request, or because its replica was struck while it
-  already answered the request: only these two can continue it.
+- An answer that is late because its gateway was struck during the request, or, if it is no stream, because its replica
+  was struck while it already answered the request: only these two can continue it.
 
-Every fault leaves one gateway and two replicas unharmed. So all other failed requests could have been saved.
+Every fault leaves one gateway and two replicas unharmed, and streams go on elsewhere. So all other failed requests
+could have been saved.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Seen:
     sent_s: float
     end: End
     ended_s: float
+    streams: bool = False
     gateway: int | None = None
     """The gateway that took the connection."""
     replica: str = ""
@@ -90,13 +92,13 @@ def verdict(seen: Seen, strikes: Iterable[Strike], late_after_s: float) -> Verdi
 def _excuses_lateness(strike: Strike, seen: Seen) -> bool:
     """The struck replica may not be the one that answered in the end, because a request can move."""
     had_begun = seen.sent_s + PREFILL_S <= strike.at_s or _had_a_byte(seen, strike)
-    return seen.gateway in strike.gateways or (bool(strike.replicas) and had_begun)
+    return seen.gateway in strike.gateways or (bool(strike.replicas) and had_begun and not seen.streams)
 
 
 def _loses(strike: Strike, seen: Seen) -> bool:
     if seen.gateway in strike.gateways:
         return seen.end in (End.BROKEN, End.UNANSWERED)
-    return _had_a_byte(seen, strike) and seen.replica in strike.replicas
+    return not seen.streams and _had_a_byte(seen, strike) and seen.replica in strike.replicas
 
 
 def _had_a_byte(seen: Seen, strike: Strike) -> bool:

@@ -43,6 +43,7 @@ def test_an_answer_is_excused_where_its_replica_had_begun_with_it() -> None:
 def test_a_stream_that_flowed_is_lost_with_its_replica_or_gateway_and_with_no_other() -> None:
     broken = replace(ANSWERED, end=End.ERROR_EVENT, detail="stream_broken")
     assert said(broken, REPLICA) is Verdict.LOST
+    assert said(replace(broken, streams=True), REPLICA) is Verdict.SAVABLE
     assert said(replace(broken, replica="r1"), REPLICA) is Verdict.SAVABLE
     assert said(replace(broken, head_s=10.6), REPLICA) is Verdict.SAVABLE, "it had no byte when the fault struck"
     assert said(broken) is Verdict.SAVABLE, "nothing was struck"
