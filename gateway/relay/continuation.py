@@ -1,8 +1,9 @@
 """How a stream that broke goes on at another replica: what its client has got, and the request for the rest. Pure.
 
 `exact`: the rest is asked for by the token ids of the prompt and of the answer, at /v1/completions. So the engine goes
-on as the first one would have. `text`: a completion whose engine tells no ids goes on behind its text, which the engine
-may cut into other tokens.
+on as the first one would have. `text`: it goes on behind its text, which the engine may cut into other tokens. A chat
+with images or tools, or whose engine parses the answer, ends with a message of the assistant that is to be continued.
+Some engines ignore that and begin the answer anew: the token ids of the prompt show it (seam.py).
 
 Text lags behind token ids: an engine holds it back while it may be the beginning of a stop string, or a part of a
 character (vLLM 0.33, v1/engine/detokenizer.py). A prompt must not end inside a character either: vLLM would send all of
@@ -25,6 +26,7 @@ from gateway.request.reading.output import output_of
 from gateway.request.reading.resumable import SAMPLING
 
 COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
 _OF_TEXT: Final = frozenset({"role", "content"})
 """What the delta of a chat has if it is only text."""
 _HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
@@ -151,6 +153,8 @@ class Asked:
     """Its body for replicas."""
     longest_tokens: int
     """The most tokens of a prompt and its answer; 0 if that is not known."""
+    is_plain: bool = True
+    """Whether token ids say all of its prompt, and the engine looks for nothing in the answer but text."""
 
     @property
     def most_tokens(self) -> int | None:
@@ -160,8 +164,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The request for the rest of an answer, at /v1/completions."""
+    """The request for the rest of an answer."""
 
+    path: str
     body: bytes
     is_exact: bool
     given_tokens: int
@@ -172,11 +177,13 @@ class Continuation:
 
 def continuation(asked: Asked, progress: Progress) -> Continuation:
     """The request for the rest, of which there is some. Raises NotResumable if there is no way to ask for it."""
-    if progress.ids and progress.prompt_ids and not progress.is_parsed:
+    if asked.is_plain and progress.ids and progress.prompt_ids and not progress.is_parsed:
         return _by_ids(asked, progress)
+    if asked.endpoint.prompt == "chat" and progress.prompt_ids:
+        return _by_message(asked, progress)
     if asked.endpoint.prompt == "completion" and isinstance(asked.document.get("prompt"), str):
         return _by_text(asked, progress)
-    raise NotResumable("parser" if progress.ids else "token_ids")
+    raise NotResumable("token_ids")
 
 
 def _by_ids(asked: Asked, progress: Progress) -> Continuation:
@@ -192,7 +199,28 @@ def _by_ids(asked: Asked, progress: Progress) -> Continuation:
             raise NotResumable("max_tokens")
     told = {"prompt": progress.prompt_ids + progress.ids[:given], "add_special_tokens": False, "return_token_ids": True}
     overlap = progress.text[-overlap_chars:] if overlap_chars else ""
-    return Continuation(_body(document, told, most_tokens, given), True, given, overlap)
+    body = _sampling(document) | told | _limits(document, "max_tokens", most_tokens, given) | _streamed(document)
+    return Continuation(COMPLETIONS, orjson.dumps(body), True, given, overlap)
+
+
+def _by_message(asked: Asked, progress: Progress) -> Continuation:
+    """Raises NotResumable if the client has got no text, or has begun the answer itself in another form."""
+    document, text, tokens = asked.document, progress.text, progress.tokens
+    messages = document["messages"]
+    if not text:
+        raise NotResumable("beginning")
+    if document.get("continue_final_message"):
+        *before, last = messages
+        if not isinstance(begun := last.get("content"), str):
+            raise NotResumable("continue_final_message")
+        messages = [*before, {**last, "content": begun + text}]
+    else:
+        messages = [*messages, {"role": "assistant", "content": text}]
+    told = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    name = "max_tokens" if document.get("max_completion_tokens") is None else "max_completion_tokens"
+    limits = _limits(document, name, asked.most_tokens, tokens)
+    body = document | told | limits | _streamed(document) | {"return_token_ids": True}
+    return Continuation(CHAT, orjson.dumps(body), False, tokens)
 
 
 def _by_text(asked: Asked, progress: Progress) -> Continuation:
@@ -201,17 +229,27 @@ def _by_text(asked: Asked, progress: Progress) -> Continuation:
     told = {"prompt": document["prompt"] + progress.text}
     if "add_special_tokens" in document:
         told["add_special_tokens"] = document["add_special_tokens"]
-    return Continuation(_body(document, told, most_tokens, progress.tokens), False, progress.tokens)
+    limits = _limits(document, "max_tokens", most_tokens, progress.tokens)
+    body = _sampling(document) | told | limits | _streamed(document)
+    return Continuation(COMPLETIONS, orjson.dumps(body), False, progress.tokens)
 
 
-def _body(document: Mapping[str, Any], told: dict[str, Any], most_tokens: int, given_tokens: int) -> bytes:
-    kept = {name: value for name, value in document.items() if name in SAMPLING or name == "model"}
-    limits = {"max_tokens": max(1, most_tokens - given_tokens)}
+def _sampling(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name in SAMPLING or name == "model"}
+
+
+def _limits(document: Mapping[str, Any], name: str, most_tokens: int | None, given_tokens: int) -> dict[str, int]:
+    """What is left of the limits of an answer: one token at least."""
+    limits = {} if most_tokens is None else {name: max(1, most_tokens - given_tokens)}
     if least := document.get("min_tokens"):
-        limits["min_tokens"] = min(limits["max_tokens"], max(0, int(least) - given_tokens))
+        limits["min_tokens"] = min(limits.get(name, int(least)), max(0, int(least) - given_tokens))
+    return limits
+
+
+def _streamed(document: Mapping[str, Any]) -> dict[str, Any]:
     options = document.get("stream_options")
     wanted = {**options, "include_usage": True} if isinstance(options, dict) else {"include_usage": True}
-    return orjson.dumps(kept | told | limits | {"stream": True, "stream_options": wanted})
+    return {"stream": True, "stream_options": wanted}
 
 
 def _held_back_chars(document: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ import structlog
 
 from gateway.endpoints import endpoint_of
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.relay.continuation import COMPLETIONS, Asked, Continuation, NotResumable, continuation, progress_of
+from gateway.relay.continuation import Asked, Continuation, NotResumable, continuation, progress_of
 from gateway.relay.seam import Seam
 from gateway.relay.sent import Sent
 from gateway.relay.tries import Tries
@@ -29,20 +29,10 @@ _BROKE = frozenset(
 )
 _NOT = frozenset(
     {
-        *(
-            "api",
-            "no_stream",
-            "off",
-            "length",
-            "memory",
-            "events",
-            "beginning",
-            "max_resumptions",
-            "diverged",
-            "short_runs",
-        ),
+        *("api", "no_stream", "off", "length", "memory", "events", "beginning", "max_resumptions", "short_runs"),
         *("tool_calls", "reasoning", "reasoning_content", "n", "logprobs", "echo", "response_format", "prompt"),
-        *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "parser", "place"),
+        *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "place"),
+        *("diverged", "restarted", "usage"),
     }
 )
 """The reasons that metrics tell apart: fields have any name that clients give them."""
@@ -99,7 +89,8 @@ class Resumptions:
             raise NotResumable("short_runs")
         if progress.tokens > self._settings.max_tokens:
             raise NotResumable("length")
-        asked = Asked(job.endpoint, document, job.served.longest_tokens)
+        is_plain = not job.images and (not job.has_tools or document.get("tool_choice") == "none")
+        asked = Asked(job.endpoint, document, job.served.longest_tokens, is_plain)
         most_tokens = asked.most_tokens
         if progress.finish_reason or (most_tokens is not None and progress.tokens >= most_tokens):
             if seam.lacks_usage and not progress.prompt_ids:
@@ -124,8 +115,8 @@ def _rest_of(job: Job, found: Continuation) -> Job:
     one's. Events must not confirm them by it, since its prompt has the answer's tokens, too. It stays with its backend:
     others may have other weights."""
     rest = copy(job)
-    rest.path = rest.target = COMPLETIONS
-    rest.endpoint, rest.body, rest.model_at = endpoint_of(COMPLETIONS), found.body, None
+    rest.path = rest.target = found.path
+    rest.endpoint, rest.body, rest.model_at = endpoint_of(found.path), found.body, None
     rest.backends, rest.fallbacks, rest.stays = (job.served,), (), True
     rest.is_usage_open = rest.strip_usage = rest.asks_ids = rest.wants_token_ids = False
     rest.headers = {name: value for name, value in job.headers.items() if name != "x-session-id"}

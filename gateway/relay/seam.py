@@ -9,11 +9,13 @@ from typing import Any
 
 import orjson
 
-from gateway.relay.continuation import Continuation, NotResumable, Progress, text_of
+from gateway.relay.continuation import CHAT, Continuation, NotResumable, Progress, text_of
 from gateway.relay.events import event_data, split_events
 
 _DONE = b"data: [DONE]\n\n"
 _FEW_TOKENS = 8
+_HEADER_TOKENS = 3
+"""A template's header of an answer ends with these tokens of its own, and no text of an answer does."""
 _SAME = frozenset({"id", "object", "created"})
 """What all events of a stream have in common, beside its model."""
 
@@ -34,11 +36,17 @@ class Seam:
         self._wants_usage = wants_usage
         self._overlap = ""
         self._given_tokens = 0
-        """The tokens of the answer that are a part of the current prompt."""
-        self._is_exact = True
+        """The tokens of the answer that the current prompt goes on from."""
+        self._ids: list[int] = []
+        """All token ids that were told when the stream broke."""
+        self._given_prompt_tokens = 0
+        """The tokens of the current prompt behind the first one: the same, unless the text was cut in another way."""
+        self._is_exact, self._is_unseen, self._calls_tools = True, False, False
 
     def broke(self) -> None:
         """The stream, or its rest, broke off."""
+        if self._calls_tools:
+            self.why_lost = "tool_calls"
         if self.progress.tokens < self._given_tokens + _FEW_TOKENS:
             self.short_runs += 1
 
@@ -46,7 +54,9 @@ class Seam:
         """The next events are an answer to this."""
         progress = self.progress
         self.times += 1
+        self._ids = progress.ids
         self._is_exact, self._overlap, self._given_tokens = rest.is_exact, rest.overlap, rest.given_tokens
+        self._given_prompt_tokens, self._is_unseen = rest.given_tokens, rest.path == CHAT
         progress.ids = progress.ids[: rest.given_tokens] if rest.is_exact else []
         progress.places = [each for each in progress.places if each.ids <= len(progress.ids)]
 
@@ -74,11 +84,39 @@ class Seam:
         choices = document.get("choices")
         if not choices:
             return self._usage_event(document)
+        if self._is_unseen:
+            self._look_at_prompt(document)
         choice = choices[0]
-        text = self._beyond_overlap(text_of(choice.get("text")))
-        self.progress.add(text, choice.get("token_ids") if self._is_exact else None)
+        delta, ids = choice.get("delta", choice.get("text")), choice.get("token_ids")
+        if isinstance(delta, dict) and "role" in delta:
+            return b""
+        text = self._beyond_overlap(self._text(delta))
+        self.progress.add(text, ids if self._is_exact else None)
         reason = self.progress.finish_reason = choice.get("finish_reason") or ""
-        return self._written(document, self._choice(choice, text)) if text or reason else b""
+        is_told = text or reason or self._calls_tools
+        return self._written(document, self._choice(choice, text, delta)) if is_told else b""
+
+    def _look_at_prompt(self, document: dict[str, Any]) -> None:
+        """The first event of a chat tells its prompt: that of the first request, and behind it the answer so far.
+        Raises NotResumable if the engine begins the answer anew, or if its template may have trimmed the text."""
+        self._is_unseen, before, progress = False, self.progress.prompt_ids, self.progress
+        told = document.get("prompt_token_ids")
+        if not isinstance(told, list) or told[: len(before)] != before:
+            raise NotResumable("restarted")
+        behind = told[len(before) :]
+        self._given_prompt_tokens, self._is_exact = len(behind), behind == self._ids
+        if self._is_exact:
+            progress.ids = behind
+        elif not behind or behind[-_HEADER_TOKENS:] == before[-_HEADER_TOKENS:] or progress.text[-1:].isspace():
+            raise NotResumable("restarted")
+
+    def _text(self, delta: Any) -> str:
+        """The text of a part. Behind its text, a chat may call tools."""
+        if isinstance(delta, dict) and delta.get("tool_calls"):
+            self._calls_tools = True
+        if self._calls_tools and isinstance(delta, dict):
+            return delta.get("content") or ""
+        return text_of(delta)
 
     def _beyond_overlap(self, text: str) -> str:
         overlap = self._overlap
@@ -89,11 +127,13 @@ class Seam:
         self._overlap = overlap[len(text) :]
         return text[len(overlap) :]
 
-    def _choice(self, choice: dict[str, Any], text: str) -> dict[str, Any]:
+    def _choice(self, choice: dict[str, Any], text: str, delta: Any = None) -> dict[str, Any]:
         """A choice in the shape of those that came before it."""
         shape, reason = self.progress.shape["choices"][0], choice.get("finish_reason")
         told = _nulls(shape) | {"index": 0, "logprobs": None, "finish_reason": reason}
         told |= {"delta": {"content": text}} if "delta" in shape else {"text": text}
+        if self._calls_tools:
+            told["delta"] = delta
         if reason:
             told |= {name: None for name in _nulls(choice) if not name.startswith("prompt_")}
             told |= {"finish_reason": reason, "stop_reason": choice.get("stop_reason")}
@@ -119,8 +159,9 @@ class Seam:
 
     def usage(self, told: dict[str, Any]) -> dict[str, Any]:
         """The usage of the whole answer, by that of the rest, whose prompt had the beginning in it."""
-        usage, given = dict(told), self._given_tokens
-        for name, change in (("prompt_tokens", -given), ("completion_tokens", given)):
+        usage, in_prompt, given = dict(told), self._given_prompt_tokens, self._given_tokens
+        changes = {"prompt_tokens": -in_prompt, "completion_tokens": given, "total_tokens": given - in_prompt}
+        for name, change in changes.items():
             if isinstance(usage.get(name), int):
                 usage[name] += change
         details, prompt_tokens = usage.get("prompt_tokens_details"), usage.get("prompt_tokens")
@@ -151,7 +192,7 @@ class Seam:
         if self.lacks_usage:
             prompt, output = len(progress.prompt_ids), progress.tokens
             usage = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
-            self._given_tokens = 0
+            self._given_tokens = self._given_prompt_tokens = 0
             events += self._usage_event({"usage": usage})
         return events + self.end()
 

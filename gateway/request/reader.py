@@ -334,8 +334,7 @@ class Reader:
             job.needed_tokens = job.prompt_tokens + (job.max_output_tokens or 0) // job.choices
             if not job.is_batch:  # the engine's events repeat this id, which shows the prompt's blocks
                 job.headers["x-session-id"] = job.prompt.keys[-1]
-            may_ask_ids = not job.prompt.images and job.prompt_tokens <= _MAX_TOLD_TOKENS
-            job.asks_ids = may_ask_ids and not job.not_resumed and not parsed.parses_tools
+            job.asks_ids = not job.not_resumed and job.prompt_tokens <= _MAX_TOLD_TOKENS
             if job.prompt.images:
                 job.refusing = self._fleet.refusing_media()
             if parsed.other_prompts:

@@ -232,7 +232,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "watch": ["gw0", 3000, b"", 0],
     "forget": ["r0", "life1"],
     "mark": ["r0", "life1", "ready", "hung"],
-    "drain": ["r0", 1],
+    "drain": ["r0", 1, 0],
     "demand": [87.5],
     "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],

@@ -12,6 +12,7 @@ import pytest
 
 from bench.vllm.install import MODEL
 from bench.vllm.replicas import VllmCluster
+from tests.gateway.simulator.pictures import image_part
 from tests.polling import eventually
 from tests.vllm.clients import Client
 from tests.vllm.streams import is_ready
@@ -27,13 +28,16 @@ RESUMED = ": x-kvgate-resumed: "
 
 
 def requests() -> list[tuple[str, dict[str, Any]]]:
-    """Chats and completions. Every fourth one has stop strings, which the model may come upon."""
+    """Chats and completions. Every fourth one has stop strings, which the model may come upon; every fifth chat has an
+    image."""
     found = []
     for number in range(STREAMS):
         prompt, path = text(f"resumed {number}", 60 + number % 90), PATHS[number % 2]
         body: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         body |= {"prompt": prompt} if path == PATHS[1] else {"messages": [{"role": "user", "content": prompt}]}
+        if path == PATHS[0] and number % 5 == 0:
+            body["messages"] = [{"role": "user", "content": [image_part(number), {"type": "text", "text": prompt}]}]
         found.append((path, body | ({"stop": ["zq@", "the end"]} if number % 4 == 3 else {})))
     return found
 

@@ -100,8 +100,6 @@ class ParsedBody:
     """Whether the engine goes on without a client."""
     has_tools: bool = False
     """Whether the body offers tools."""
-    parses_tools: bool = False
-    """Whether the engine looks for calls of tools in the answer."""
     not_resumed: str = "api"
     """Why its stream could not go on at another replica; empty if it could."""
 
@@ -140,7 +138,6 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scopes: Reso
     if endpoint.refers_to is not None:
         parsed.refers_to = _reference(document, endpoint)
     parsed.has_tools = bool(document.get("tools") or document.get("functions"))
-    parsed.parses_tools = parsed.has_tools and document.get("tool_choice") != "none"
     if parsed.stream:
         parsed.not_resumed = why_not_resumed(endpoint, document)
     if endpoint.stores_responses:

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from gateway.endpoints import endpoint_of
-from gateway.relay.continuation import Asked, Continuation, NotResumable, continuation, progress_of
+from gateway.relay.continuation import Asked, Continuation, NotResumable, Progress, continuation, progress_of
 from gateway.relay.seam import Seam
 from gateway.relay.sent import Sent
 from gateway.relay.sse import EventRelay
@@ -170,7 +170,7 @@ def test_a_stream_that_is_not_what_it_was_is_given_up(admission: Admission) -> N
     recording.relay(sent).feed(recording.stream[: len(recording.stream) // 2])
     progress = progress_of(sent)
     seam = Seam(progress, "m", False)
-    seam.goes_on(Continuation(b"", True, progress.places[-2].ids, "what the client had"))
+    seam.goes_on(Continuation("/v1/completions", b"", True, progress.places[-2].ids, "what the client had"))
     assert seam.events(recording._written(list(other()), "something else", 3, 2)) == b""
     assert seam.why_lost == "diverged"
 
@@ -178,6 +178,35 @@ def test_a_stream_that_is_not_what_it_was_is_given_up(admission: Admission) -> N
 def other() -> Iterator[dict[str, Any]]:
     for reason in (None, "length"):
         yield {"choices": [{"index": 0, "text": "", "finish_reason": reason, "token_ids": [1]}]}
+
+
+@pytest.mark.parametrize(
+    ("behind", "text", "why", "how"),
+    [
+        ([1, 2, 3], "and so ", "", "exact"),
+        ([1, 9], "and so", "", "text"),
+        ([1, 9], "and so ", "restarted", "text"),
+        ([1, 2, 3, 0, 7, 8, 9], "and so", "restarted", "text"),
+        ([], "and so", "restarted", "text"),
+    ],
+    ids=["the same tokens", "other tokens", "perhaps trimmed", "the answer begins anew", "no answer"],
+)
+def test_a_chat_goes_on_only_behind_its_answer(behind: list[int], text: str, why: str, how: str) -> None:
+    progress = Progress(text, [1, 2, 3], [5, 7, 8, 9], shape={"id": "a", "choices": [{"delta": {"content": "and"}}]})
+    seam = Seam(progress, "m", True)
+    seam.goes_on(Continuation("/v1/chat/completions", b"", False, 3))
+    opening = {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [5, 7, 8, 9, *behind]}
+    usage = {"prompt_tokens": 4 + len(behind), "completion_tokens": 2, "total_tokens": 6 + len(behind)}
+    events = [
+        opening,
+        {"choices": [{"delta": {"content": "on"}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": usage},
+    ]
+    got = documents(seam.events(b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)))
+    assert (seam.why_lost, seam.how) == (why, how)
+    wanted = [] if why else [{"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9}]
+    assert [event["usage"] for event in got if "usage" in event] == wanted
+    assert [text_of(choice) for event in got for choice in event["choices"]] == ([] if why else ["on"])
 
 
 def test_sampled_text_that_was_held_back_is_not_made_anew(admission: Admission) -> None:
