@@ -162,6 +162,7 @@ class PoolKeys:
     fair = _key("fair")
     paces = _key("paces")
     patient = _key("patient")
+    resumptions = _key("resumptions")
     bound = _key("bound")
     """The base of `bound:0` and `bound:1`: see pool/placed_chains.py."""
 

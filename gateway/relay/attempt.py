@@ -139,7 +139,10 @@ class Attempts:
                     return None
             return None
         except StreamBroken as broken:
-            return self._goes_on(job, tries, reply, broken)
+            rest = self._goes_on(job, tries, reply, broken)
+            if rest is not None:
+                await self._resumptions.turn(tries)
+            return rest
         except ApiError as error:
             if tries.seam is None or tries.seam.times == 0:
                 raise

@@ -104,8 +104,9 @@ class Progress:
             self.places.append(Known(len(self.ids), len(self.text)))
 
     def last_place(self, held_back_chars: int) -> tuple[int, int]:
-        """From how many token ids the rest is generated, and how many characters of its text were sent already. Zero
-        ids if there is no such place. An engine sends a text when it has `held_back_chars` more."""
+        """From how many token ids the rest is generated, and how many characters of its text were sent already. An
+        engine sends a text when it has `held_back_chars` more. Without any place, it is generated from the beginning:
+        engines tell several tokens at once if their clients, or they themselves, are busy."""
         chars = len(self.text)
         for ids, until in reversed(self.places):
             if until + held_back_chars <= chars:
@@ -177,22 +178,21 @@ class Continuation:
 
 def continuation(asked: Asked, progress: Progress) -> Continuation:
     """The request for the rest, of which there is some. Raises NotResumable if there is no way to ask for it."""
-    if asked.is_plain and progress.ids and progress.prompt_ids and not progress.is_parsed:
-        return _by_ids(asked, progress)
+    document, has_ids = asked.document, bool(progress.ids and progress.prompt_ids)
+    if asked.is_plain and has_ids and not progress.is_parsed:
+        given, overlap_chars = progress.last_place(_held_back_chars(document))
+        if not overlap_chars or document.get("temperature") == 0:  # else it would come again in other words
+            return _by_ids(asked, progress, given, overlap_chars)
     if asked.endpoint.prompt == "chat" and progress.prompt_ids:
         return _by_message(asked, progress)
-    if asked.endpoint.prompt == "completion" and isinstance(asked.document.get("prompt"), str):
+    if asked.endpoint.prompt == "completion" and isinstance(document.get("prompt"), str):
         return _by_text(asked, progress)
-    raise NotResumable("token_ids")
+    raise NotResumable("place" if has_ids else "token_ids")
 
 
-def _by_ids(asked: Asked, progress: Progress) -> Continuation:
-    """Raises NotResumable if what was sent would be generated once more, and perhaps in other words."""
-    document = asked.document
-    given, overlap_chars = progress.last_place(_held_back_chars(document))
-    if not given or (overlap_chars and document.get("temperature") != 0):
-        raise NotResumable("place")
-    most_tokens = asked.most_tokens
+def _by_ids(asked: Asked, progress: Progress, given: int, overlap_chars: int) -> Continuation:
+    """Raises NotResumable if no token is left in the engine's context."""
+    document, most_tokens = asked.document, asked.most_tokens
     if most_tokens is None:  # /v1/completions takes a missing limit for 16 tokens
         most_tokens = asked.longest_tokens - len(progress.prompt_ids)
         if most_tokens <= given:

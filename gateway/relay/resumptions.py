@@ -6,10 +6,14 @@ be. The client pays for the prompt once, and for each token of the answer once.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from copy import copy
 
 import structlog
 
+from coordinator.errors import StoreError
+from coordinator.pool.resumed import turn_s
 from gateway.endpoints import endpoint_of
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.continuation import Asked, Continuation, NotResumable, continuation, progress_of
@@ -73,6 +77,13 @@ class Resumptions:
         tries.seam.goes_on(found)
         tries.go_on()
         return _rest_of(job, found)
+
+    async def turn(self, tries: Tries) -> None:
+        """Waits until this stream may go on: not long, unless a large part of its pool died. Without the store, not at
+        all: then nobody knows of the others."""
+        if tries.last is not None:
+            with suppress(StoreError):
+                await asyncio.sleep(await turn_s(tries.last.pool.run))
 
     def _next(self, job: Job, tries: Tries) -> Continuation | None:
         if not self._settings.enabled:

@@ -24,6 +24,7 @@ from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import Pool
+from coordinator.pool.resumed import turn_s
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.pool.seats import _Waiting
 from coordinator.records import AuditNote, RecordChange, RecordStore
@@ -143,7 +144,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     await pool.seats.close()
     pool.reservations.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
-    await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5))
+    await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5), turn_s(pool.run))
     await _record_calls(wire)
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81)
@@ -234,6 +235,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "mark": ["r0", "life1", "ready", "hung"],
     "drain": ["r0", 1, 0],
     "demand": [87.5],
+    "resume": [8, 10],
     "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
     "repair": [1, 0, 500, 0, 60_000],
