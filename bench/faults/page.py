@@ -67,8 +67,8 @@ replicas unharmed.
 first token, or from one token to the next. In another answer, it is the time beyond what its tokens take. The number
 in brackets counts answers that could not come sooner. They are no part of the goal. They were:
 - at a gateway that was struck, or on the link to it;
-- or no streams, at a replica that was struck while it answered them: the client had received a byte, or the replica had
-  received the request {PREFILL_S:g} s before.
+- or at a replica that was struck while it answered them: the client had received a byte (and it was no stream), or the
+  replica had received the request {PREFILL_S:g} s before.
 
 For 10 s nobody can tell a replica that hangs from one that computes a long prompt. In that row, an answer is late after
 {HANG_LATE_AFTER_S:g} s.

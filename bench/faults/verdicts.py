@@ -4,8 +4,9 @@ A fault excuses only failures that nobody could have prevented:
 
 - An answer that is no stream, of which the client had a byte, and that broke with its replica.
 - A request whose gateway, or the link to it, was struck during the request: its client's connection broke.
-- An answer that is late because its gateway was struck during the request, or, if it is no stream, because its replica
-  was struck while it already answered the request: only these two can continue it.
+- An answer that is late because its gateway was struck during the request, or because its replica was struck while it
+  already answered the request: only these two can continue it. A stream that the client had a byte of goes on
+  elsewhere.
 
 Every fault leaves one gateway and two replicas unharmed, and streams go on elsewhere. So all other failed requests
 could have been saved.
@@ -92,7 +93,8 @@ def verdict(seen: Seen, strikes: Iterable[Strike], late_after_s: float) -> Verdi
 def _excuses_lateness(strike: Strike, seen: Seen) -> bool:
     """The struck replica may not be the one that answered in the end, because a request can move."""
     had_begun = seen.sent_s + PREFILL_S <= strike.at_s or _had_a_byte(seen, strike)
-    return seen.gateway in strike.gateways or (bool(strike.replicas) and had_begun and not seen.streams)
+    can_go_on = seen.streams and _had_a_byte(seen, strike)
+    return seen.gateway in strike.gateways or (bool(strike.replicas) and had_begun and not can_go_on)
 
 
 def _loses(strike: Strike, seen: Seen) -> bool:

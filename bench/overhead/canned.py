@@ -21,6 +21,8 @@ import uvloop
 
 MODEL = "canned"
 _STREAM = (b'"stream":true', b'"stream": true')
+_IDS = b'"return_token_ids":true'
+_BYTES_PER_TOKEN = 4
 _CAPACITY_BLOCKS = 100_000
 
 
@@ -31,6 +33,7 @@ class Answers:
         self.tokens = 16
         self.pace_s = 0.0
         self.requests = 0
+        self._with_ids: dict[int, list[bytes]] = {}
         self.prepare()
 
     def prepare(self) -> None:
@@ -42,6 +45,14 @@ class Answers:
         self.pieces = [_chunk(event) for event in _events(self.tokens)]
         self.end = b"0\r\n\r\n"
         self.stream = self.head + b"".join(self.pieces) + self.end
+        self._with_ids.clear()
+
+    def with_ids(self, prompt_tokens: int) -> list[bytes]:
+        """The pieces of a stream that was asked for token ids, as `pieces`."""
+        if prompt_tokens not in self._with_ids:
+            events = _events(self.tokens, list(range(10_000, 10_000 + prompt_tokens)))
+            self._with_ids[prompt_tokens] = [_chunk(event) for event in events]
+        return self._with_ids[prompt_tokens]
 
     def get(self, path: str) -> bytes:
         if path == "/v1/models":
@@ -89,8 +100,9 @@ def _completion(tokens: int) -> bytes:
     )
 
 
-def _events(tokens: int) -> list[bytes]:
-    """A stream in vLLM's form: the role, an event for each token, usage, the end mark."""
+def _events(tokens: int, prompt_ids: list[int] | None = None) -> list[bytes]:
+    """A stream in vLLM's form: the role, an event for each token, usage, the end mark. With the ids of a prompt, those
+    of the answer are told, too."""
     base = {
         "id": "chatcmpl-0123456789abcdef0123456789abcdef",
         "object": "chat.completion.chunk",
@@ -101,12 +113,15 @@ def _events(tokens: int) -> list[bytes]:
     def event(document: dict[str, Any]) -> bytes:
         return b"data: " + orjson.dumps(document) + b"\n\n"
 
-    def of_choice(delta: dict[str, Any], reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def of_choice(number: int) -> bytes:
+        reason = "length" if number == tokens - 1 else None
+        choice = {"index": 0, "delta": {"content": " token"}, "logprobs": None, "finish_reason": reason}
+        choice["token_ids"] = None if prompt_ids is None else [20_000 + number]
         return event({**base, "choices": [choice]})
 
-    events = [of_choice({"role": "assistant", "content": ""})]
-    events += [of_choice({"content": " token"}, "length" if i == tokens - 1 else None) for i in range(tokens)]
+    opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    events = [event({**base, "choices": [opening], "prompt_token_ids": prompt_ids})]
+    events += map(of_choice, range(tokens))
     return [*events, event({**base, "choices": [], "usage": _usage(tokens)}) + b"data: [DONE]\n\n"]
 
 
@@ -141,7 +156,8 @@ class Protocol(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._url = b""
-        self._streams = False
+        self._streams = self._asks_ids = False
+        self._body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -150,6 +166,8 @@ class Protocol(asyncio.Protocol):
         # The words are at the beginning or at the end, because proxies append their own fields.
         ends = body if len(body) < 8192 else body[:4096] + body[-4096:]
         self._streams = self._streams or any(mark in ends for mark in _STREAM)
+        self._asks_ids = self._asks_ids or _IDS in ends
+        self._body_bytes += len(body)
 
     def on_message_complete(self) -> None:
         if self._parser.get_method() == b"GET":
@@ -171,21 +189,24 @@ class Protocol(asyncio.Protocol):
         answers.requests += 1
         if not self._streams:
             self._transport.write(answers.whole)
-        elif not answers.pace_s:
-            self._transport.write(answers.stream)
+            return
+        pieces = answers.with_ids(self._body_bytes // _BYTES_PER_TOKEN) if self._asks_ids else answers.pieces
+        if answers.pace_s:
+            self._transport.write(answers.head + pieces[0])
+            self._next(pieces, 1)
+        elif self._asks_ids:
+            self._transport.write(b"".join((answers.head, *pieces, answers.end)))
         else:
-            self._transport.write(answers.head + answers.pieces[0])
-            self._next(1)
+            self._transport.write(answers.stream)
 
-    def _next(self, index: int) -> None:
+    def _next(self, pieces: list[bytes], index: int) -> None:
         """Sends each token in its own write, one every `pace_s`."""
-        self._timer = asyncio.get_running_loop().call_later(self._answers.pace_s, self._send, index)
+        self._timer = asyncio.get_running_loop().call_later(self._answers.pace_s, self._send, pieces, index)
 
-    def _send(self, index: int) -> None:
-        pieces = self._answers.pieces
+    def _send(self, pieces: list[bytes], index: int) -> None:
         if index < len(pieces) - 1:
             self._transport.write(pieces[index])
-            self._next(index + 1)
+            self._next(pieces, index + 1)
         else:
             self._transport.write(pieces[-1] + self._answers.end)
 

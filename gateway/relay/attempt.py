@@ -432,7 +432,7 @@ class Attempts:
                 yield
         except TimeoutError as error:
             why = waiting.move_reason if waiting else "timeout"
-            raise StreamBroken(why, by_replica=why != DRAINED) from error
+            raise StreamBroken(why, by_replica=why not in (DRAINED, ASLEEP)) from error
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.

@@ -176,7 +176,9 @@ class EventRelay:
     def _usual(self, event: bytes) -> bytes:
         """An event of the usual form, without its token ids. Empty if it has another form after all."""
         start, end = self._start_bytes, len(event) - self._end_bytes
-        if not self._hides_ids:
+        if not self._ids_mark:
+            if self._hides_ids and _IDS in event:
+                return b""
             if self._sent is not None:
                 self._sent.add_part(event[start:end], b"")
             return event
@@ -198,15 +200,15 @@ class EventRelay:
         start, at = delta + len(self._token_mark), reason - 1
         if event.endswith(_NO_LOGPROBS, 0, at):
             at -= len(_NO_LOGPROBS)
-        ids = event.find(_IDS, at) if self._hides_ids else 0
-        if event[at : at + 1] != b"," or ids < 0:
+        ids = event.find(_IDS, at) if self._hides_ids else -1
+        if event[at : at + 1] != b",":
             return
-        if self._hides_ids:
+        if ids >= 0:
             end = event.find(b"]", ids)
             self._ids_mark, self._usual_end = event[at : ids + len(_IDS)], event[end:]
             self._hidden_end = self._ids_mark[:-1] + b"null" + event[end + 1 :]
-        else:
-            self._usual_end = event[at:]
+        else:  # nobody asks, or the engine does not tell
+            self._ids_mark, self._usual_end = b"", event[at:]
         self._usual_start = event[:start]
         self._start_bytes, self._end_bytes, self._mark_bytes = start, len(self._usual_end), len(self._ids_mark)
 
