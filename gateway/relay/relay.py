@@ -160,8 +160,11 @@ class Relay:
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         ready = complete(last) if last else b""
-        rest = as_asked(events.finish())
-        if reason := reason or events.why_incomplete or tries.why_lost:
+        rest = events.finish()
+        if not (reason := reason or events.why_incomplete):  # else the client does not get the rest
+            rest = as_asked(rest)
+            reason = tries.why_lost
+        if reason:
             if ready:
                 reply.more(ready)
             raise StreamBroken(reason, by_replica=False)

@@ -1,0 +1,100 @@
+"""Streams that go on at another replica, whose answers the test writes byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from tests.gateway.relay.conftest import Pair
+from tests.gateway.scripted import CHAT, ScriptedReplica, chunk, gateway_before, head
+
+COMPLETIONS = "/v1/completions"
+EVENTS = head("content-type: text/event-stream", "transfer-encoding: chunked")
+END = b"0\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + orjson.dumps({"id": "c", "object": "o", "created": 1, "model": "m", **fields}) + b"\n\n"
+
+
+def token(number: int, reason: str | None = None, **more: Any) -> bytes:
+    """An event of a chat with one token."""
+    choice = {"index": 0, "delta": {"content": f"w{number} "}, "logprobs": None, "finish_reason": reason}
+    return event(choices=[choice | {"token_ids": [number]}], **more)
+
+
+def more(number: int, reason: str | None = None) -> bytes:
+    """An event of a completion with one token."""
+    choice = {"index": 0, "text": f"w{number} ", "logprobs": None, "finish_reason": reason, "token_ids": [number]}
+    return event(choices=[choice])
+
+
+OPENING = event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}], prompt_token_ids=[1, 2, 3])
+USAGE = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13})
+BEGINNING = OPENING + b"".join(map(token, range(10)))
+"""Ten tokens of a chat."""
+BROKEN = EVENTS + chunk(BEGINNING)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """A gateway in front of two replicas that say that they are vLLM."""
+    replicas = ScriptedReplica(), ScriptedReplica()
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            replica.cards = [{"id": "m", "object": "model", "owned_by": "vllm"}]
+            await stack.enter_async_context(replica.running())
+        listed = [{"id": f"r{index}", "url": replica.url} for index, replica in enumerate(replicas)]
+        _, url = await stack.enter_async_context(gateway_before(replicas[0], replicas=listed))
+        yield Pair(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)), replicas)
+
+
+async def answered(pair: Pair, *answers: bytes, path: str = CHAT, **fields: Any) -> str:
+    """What a client gets if the replicas give these answers, one to each request."""
+    left = list(answers)
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(left.pop(0))
+
+    for replica in pair.replicas:
+        replica.answer = answer
+    prompt = {"prompt": "Hello"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "Hello"}]}
+    options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "max_tokens": 40}
+    text = (await pair.http.post(path, json={"model": "m", **prompt, **options, **fields})).text
+    assert left == []
+    return text
+
+
+def words(text: str) -> list[str]:
+    """The text that a client has read."""
+    said = ""
+    for each in filter(None, text.split("\n\n")):
+        if each.startswith("data: {"):
+            for choice in orjson.loads(each[6:]).get("choices", ()):
+                said += choice.get("text") or choice.get("delta", {}).get("content") or ""
+    return said.split()
+
+
+def first(count: int) -> list[str]:
+    return [f"w{number}" for number in range(count)]
+
+
+async def metric(pair: Pair, name: str) -> float:
+    lines = (await pair.http.get("/metrics")).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+async def test_an_event_that_a_clean_end_cut_off_is_not_taken_for_one_that_the_client_has(pair: Pair) -> None:
+    cut = EVENTS + chunk(b"".join(map(more, range(10, 20))) + more(20).rstrip(b"\n")) + END
+    text = await answered(pair, BROKEN, cut, EVENTS + chunk(more(20) + more(21, "stop") + DONE) + END)
+    assert b'"prompt":[1,2,3,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19]' in b"".join(
+        replica.body for replica in pair.replicas
+    )
+    assert words(text) == first(22)
