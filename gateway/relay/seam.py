@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.relay.continuation import CHAT, Continuation, NotResumable, Progress, text_of
-from gateway.relay.events import event_data, split_events
+from gateway.relay.events import event_data, kind_of, split_events
 
 _DONE = b"data: [DONE]\n\n"
 _FEW_TOKENS = 8
@@ -76,11 +76,9 @@ class Seam:
         return self.progress.tokens
 
     def _event(self, event: bytes) -> bytes:
-        if event == _DONE:
-            return self.end()
         document = event_data(event)
         if document is None:
-            return b""
+            return self.end() if kind_of(event) == b"[DONE]" else b""
         choices = document.get("choices")
         if not choices:
             return self._usage_event(document)

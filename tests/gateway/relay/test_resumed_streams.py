@@ -98,3 +98,10 @@ async def test_an_event_that_a_clean_end_cut_off_is_not_taken_for_one_that_the_c
         replica.body for replica in pair.replicas
     )
     assert words(text) == first(22)
+
+
+@pytest.mark.parametrize("done", [b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n", b"data: [DONE]\n", b"data: [DONE]"])
+async def test_a_rest_may_end_in_each_way_of_the_standard(pair: Pair, done: bytes) -> None:
+    text = await answered(pair, BROKEN, EVENTS + chunk(more(10, "stop").replace(b"\n", b"\r\n") + done) + END)
+    assert words(text) == first(11)
+    assert text.endswith(": x-kvgate-resumed: 1; exact\n\ndata: [DONE]\n\n")
