@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.relay.continuation import CHAT, Continuation, NotResumable, Progress, text_of
+from gateway.relay.endings import unfinished
 from gateway.relay.events import event_data, kind_of, split_events
 
 _DONE = b"data: [DONE]\n\n"
@@ -79,6 +80,8 @@ class Seam:
         document = event_data(event)
         if document is None:
             return self.end() if kind_of(event) == b"[DONE]" else b""
+        if unfinished(document) is not None:  # the request for the rest is refused; the client has not sent it
+            raise NotResumable("error_event")
         choices = document.get("choices")
         if not choices:
             return self._usage_event(document)

@@ -105,3 +105,11 @@ async def test_a_rest_may_end_in_each_way_of_the_standard(pair: Pair, done: byte
     text = await answered(pair, BROKEN, EVENTS + chunk(more(10, "stop").replace(b"\n", b"\r\n") + done) + END)
     assert words(text) == first(11)
     assert text.endswith(": x-kvgate-resumed: 1; exact\n\ndata: [DONE]\n\n")
+
+
+async def test_a_rest_that_is_refused_in_its_stream_does_not_look_complete(pair: Pair) -> None:
+    refusal = b'data: {"error":{"code":400,"message":"no"}}\n\n'
+    text = await answered(pair, BROKEN, EVENTS + chunk(more(10) + refusal + DONE) + END)
+    assert words(text) == first(11)
+    assert '"stream_broken"' in text
+    assert "[DONE]" not in text
