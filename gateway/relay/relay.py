@@ -158,7 +158,9 @@ class Relay:
         try:
             last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
-            raise StreamBroken(error.reason, by_replica=True) from error
+            if not events.has_ended:
+                raise StreamBroken(error.reason, by_replica=True) from error
+            last = b""
         ready = complete(last) if last else b""
         rest = events.finish()
         if not (reason := reason or events.why_incomplete):  # else the client does not get the rest

@@ -107,6 +107,11 @@ class EventRelay:
         return False if self.parts else None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether an event said that the stream is complete. Then it does not matter how the connection ends."""
+        return bool(self._ends) and self.saw_end and not self.unfinished
+
+    @property
     def why_incomplete(self) -> str:
         """Why the stream is not complete, if it ends here; empty if it is."""
         return self.unfinished or ("" if self.saw_end else "ended early")

@@ -113,3 +113,11 @@ async def test_a_rest_that_is_refused_in_its_stream_does_not_look_complete(pair:
     assert words(text) == first(11)
     assert '"stream_broken"' in text
     assert "[DONE]" not in text
+
+
+async def test_a_stream_whose_connection_breaks_behind_its_end_is_complete(pair: Pair) -> None:
+    text = await answered(pair, BROKEN + chunk(token(10, "stop") + USAGE + DONE))
+    assert words(text) == first(11)
+    assert (text.count("[DONE]"), text.count('"usage"')) == (1, 1)
+    assert await metric(pair, "kvgate_stream_resumptions_total") == 0
+    assert await metric(pair, 'kvgate_tokens_total{kind="output"') == 10, "as its engine has told"
