@@ -123,9 +123,17 @@ class Attempts:
             raise
         finally:
             held.let_go()
-            if reply.tickets and reply.tickets[-1].used is None:
-                self._charges.untold(job, reply.tickets[-1])
+            if reply.tickets:
+                self._charge(job, reply.tickets[-1], tries)
             tries.done()
+
+    def _charge(self, job: Job, ticket: Ticket, tries: Tries) -> None:
+        """The last ticket pays for what its client has got, if no answer has told. An attempt that failed pays nothing,
+        unless it was for the rest of a stream."""
+        if tries.seam is not None and ticket.used is NOTHING:
+            ticket.used = None
+        if ticket.used is None:
+            self._charges.untold(job, ticket)
 
     async def _is_over(self, job: Job, now: Job, tries: Tries, reply: Reply, held: HeldBytes) -> Job | None:
         """Tries `now`: the request, or the one for the rest of its stream. Returns the next one for the rest, if its
@@ -281,14 +289,15 @@ class Attempts:
             self._failures.failed(tries.tickets[index])
 
     def _give_up(self, job: Job, tries: Tries, reply: Reply) -> None:
-        """Passes on the last error that a replica answered. If none answered, raises a 503 or 502."""
+        """Passes on the last error that a replica answered to its client's request. If none answered, or this is the
+        rest of a stream, raises a 503 or 502."""
         failures = tries.failures
         if has_stalled_two(failures):
             raise prompt_stalls_replicas()
         if job.has_effects and (unsure := maybe_executed(failures)) is not None:
             raise unsure
         for ticket, failure in reversed(list(zip(tries.tickets, failures, strict=True))):
-            if failure.status and failure.body is not None:
+            if tries.seam is None and failure.status and failure.body is not None:
                 reply.note(ticket, job.caller.sees_decisions)
                 reply.whole(failure.status, failure.headers, failure.body)
                 return

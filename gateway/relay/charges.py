@@ -81,11 +81,12 @@ class Charges:
         if by_time and job.endpoint.output_limits and (record is None or record.state not in ("dead", "hung")):
             pace = self._engines_pace(ticket) or self._tokens_per_s.get(job.served.pool, _ASSUMED_TOKENS_PER_S)
             by_pace = round(pace * self._generated_s(job, ticket, uncached_tokens))
-        tokens = generated_tokens(ticket.seen_tokens(), by_pace, job.max_output_tokens)
+        seen_tokens = ticket.seen_tokens()
+        tokens = generated_tokens(seen_tokens, by_pace, job.max_output_tokens)
         if job.is_background:
             tokens = max(tokens, job.max_output_tokens or self._tenants.long_answer_tokens(job.caller.tenant))
         computed_tokens = job.prompt_tokens
-        if not ticket.is_computed and (rate := self._prefill_tokens_per_s(ticket)):
+        if not ticket.is_computed and not seen_tokens and (rate := self._prefill_tokens_per_s(ticket)):
             computed_tokens = min(computed_tokens, round(rate * (time.monotonic() - ticket.sent_s)))
         ticket.used = self._tenants.used_so_far(min(uncached_tokens, computed_tokens), tokens)
         ticket.tokens = TokenCounts(computed_tokens, 0, tokens)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from gateway.app import Gateway
 from tests.gateway.scripted import ScriptedReplica, gateway_before
 
 
@@ -19,6 +20,7 @@ class Pair:
 
     http: httpx.AsyncClient
     replicas: tuple[ScriptedReplica, ScriptedReplica]
+    gateway: Gateway
 
     def say(self, *pieces: bytes | asyncio.Event) -> None:
         for replica in self.replicas:
@@ -40,4 +42,4 @@ async def pair() -> AsyncIterator[Pair]:
         before = gateway_before(replicas[0], replicas=listed, timeouts=limits)
         gateway, url = await stack.enter_async_context(before)
         assert sorted(gateway.fleet.served["m"][0].replicas) == ["r0", "r1"]
-        yield Pair(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)), replicas)
+        yield Pair(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)), replicas, gateway)

@@ -11,8 +11,9 @@ import httpx
 import orjson
 import pytest
 
+from coordinator.pool.prefills import Prefills
 from tests.gateway.relay.conftest import Pair
-from tests.gateway.scripted import CHAT, ScriptedReplica, chunk, gateway_before, head
+from tests.gateway.scripted import CHAT, ScriptedReplica, chunk, gateway_before, head, whole
 
 COMPLETIONS = "/v1/completions"
 EVENTS = head("content-type: text/event-stream", "transfer-encoding: chunked")
@@ -52,8 +53,8 @@ async def pair() -> AsyncIterator[Pair]:
             replica.cards = [{"id": "m", "object": "model", "owned_by": "vllm"}]
             await stack.enter_async_context(replica.running())
         listed = [{"id": f"r{index}", "url": replica.url} for index, replica in enumerate(replicas)]
-        _, url = await stack.enter_async_context(gateway_before(replicas[0], replicas=listed))
-        yield Pair(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)), replicas)
+        gateway, url = await stack.enter_async_context(gateway_before(replicas[0], replicas=listed))
+        yield Pair(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)), replicas, gateway)
 
 
 async def answered(pair: Pair, *answers: bytes, path: str = CHAT, **fields: Any) -> str:
@@ -121,3 +122,17 @@ async def test_a_stream_whose_connection_breaks_behind_its_end_is_complete(pair:
     assert (text.count("[DONE]"), text.count('"usage"')) == (1, 1)
     assert await metric(pair, "kvgate_stream_resumptions_total") == 0
     assert await metric(pair, 'kvgate_tokens_total{kind="output"') == 10, "as its engine has told"
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_a_rest_that_nobody_gives_leaves_a_broken_stream_that_is_paid_for(
+    pair: Pair, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Prefills, "tokens_per_s", lambda *_: 1e-9)  # the rest's own prompt is not computed yet
+    refusal = whole(b'{"error":{"message":"no","code":"a_replicas_code"}}', status=status)
+    text = await answered(pair, BROKEN, refusal)
+    assert orjson.loads(text.split("data: ")[-1])["error"]["code"] == "stream_broken"
+    assert await metric(pair, "kvgate_broken_streams_total") == 1
+    [(_, taken)] = [each for rows in pair.gateway.ledger._sums.values() for each in rows.items()]
+    assert (taken.requests, taken.errors, taken.output_tokens) == (1, 1, 10)
+    assert taken.uncached_tokens > 0
