@@ -22,7 +22,7 @@ import orjson
 from gateway.endpoints import Endpoint
 from gateway.relay.endings import unfinished
 from gateway.relay.sent import Sent
-from gateway.request.reading.output import output_of
+from gateway.request.reading.output import output_of, whole_number
 from gateway.request.reading.resumable import SAMPLING
 
 COMPLETIONS: Final = "/v1/completions"
@@ -225,8 +225,7 @@ def _by_message(asked: Asked, progress: Progress) -> Continuation:
 
 def _by_text(asked: Asked, progress: Progress) -> Continuation:
     document, most_tokens = asked.document, asked.most_tokens
-    assert most_tokens is not None  # a completion has a limit
-    told = {"prompt": document["prompt"] + progress.text}
+    told = {"prompt": document["prompt"] + progress.text, "max_tokens": None}  # none, unless the client has set one
     if "add_special_tokens" in document:
         told["add_special_tokens"] = document["add_special_tokens"]
     limits = _limits(document, "max_tokens", most_tokens, progress.tokens)
@@ -241,8 +240,8 @@ def _sampling(document: Mapping[str, Any]) -> dict[str, Any]:
 def _limits(document: Mapping[str, Any], name: str, most_tokens: int | None, given_tokens: int) -> dict[str, int]:
     """What is left of the limits of an answer: one token at least."""
     limits = {} if most_tokens is None else {name: max(1, most_tokens - given_tokens)}
-    if least := document.get("min_tokens"):
-        limits["min_tokens"] = min(limits.get(name, int(least)), max(0, int(least) - given_tokens))
+    if least := whole_number(document.get("min_tokens")):
+        limits["min_tokens"] = min(limits.get(name, least), max(0, least - given_tokens))
     return limits
 
 

@@ -34,7 +34,7 @@ def output_of(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[int, int
         value = document.get(name, default)
         if value is None:
             continue
-        number = _whole(value)
+        number = whole_number(value)
         limit = limit if number is None else number
         if limit:  # older versions take a zero for a field that is not set
             break
@@ -63,7 +63,7 @@ def _choices(endpoint: Endpoint, document: Mapping[str, Any]) -> int:
         conversations = document.get("messages")
         return len(conversations) if endpoint.prompt is None and isinstance(conversations, list) else 1
     wanted = document.get("n")
-    each = 1 if wanted is None else max(1, _whole(wanted) or 1)
+    each = 1 if wanted is None else max(1, whole_number(wanted) or 1)
     return each * max(1, prompts_of(document)) if endpoint.prompt == "completion" else each
 
 
@@ -74,7 +74,7 @@ def _length(prompts: Any) -> int:
     return 1 if prompts else 0
 
 
-def _whole(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """The number that vLLM reads; None if it is none. (Imports of pydantic would slow the start of workers.)"""
     if type(value) is int:
         return value

@@ -136,3 +136,19 @@ async def test_a_rest_that_nobody_gives_leaves_a_broken_stream_that_is_paid_for(
     [(_, taken)] = [each for rows in pair.gateway.ledger._sums.values() for each in rows.items()]
     assert (taken.requests, taken.errors, taken.output_tokens) == (1, 1, 10)
     assert taken.uncached_tokens > 0
+
+
+async def test_a_completion_without_a_limit_goes_on_without_one(pair: Pair) -> None:
+    beginning = b"".join(map(more, range(10))).replace(b'"token_ids"', b'"others"')
+    rest = EVENTS + chunk(more(10, "stop") + DONE) + END
+    assert words(await answered(pair, EVENTS + chunk(beginning), rest, path=COMPLETIONS, max_tokens=None)) == first(11)
+    asked = [orjson.loads(replica.body) for replica in pair.replicas]
+    assert [each["max_tokens"] for each in asked] == [None, None]
+
+
+@pytest.mark.parametrize(("least", "left"), [(12, 2), ("12", 2), ("12.0", 2), (5, 0), (True, 0)])
+async def test_the_least_length_is_read_as_its_engine_reads_it(pair: Pair, least: Any, left: int) -> None:
+    rest = EVENTS + chunk(more(10, "stop") + DONE) + END
+    assert words(await answered(pair, BROKEN, rest, min_tokens=least)) == first(11)
+    asked = [orjson.loads(replica.body) for replica in pair.replicas]
+    assert [each["min_tokens"] for each in asked if "messages" not in each] == [left]
