@@ -6,6 +6,7 @@ ready, and if one of these holds:
 - The registry says that its replica is dead, and the replica does not answer this gateway either.
 - The registry says that its replica hangs.
 - The registry says that its replica sleeps. Then the attempt ends at once, whether or not another replica is ready.
+  (Not a stream that has begun: engines can pause with `mode=wait` or `keep`, and then do not end it.)
 - The registry says that its replica is ready, but this gateway cannot reach it.
 - Its replica is drained, and an operator wants it empty soon.
 
@@ -236,7 +237,8 @@ class Moves:
         member, record = known
         if record.state == ASLEEP:
             for waiting in [each for each in self.waiting[replica] if each.may_leave and each.member is member]:
-                waiting.move(ASLEEP)
+                if not waiting.has_begun:  # its engine aborts it, ends it first, or goes on with it
+                    waiting.move(ASLEEP)
             return
         if replica in self._emptied:
             self._schedule(replica, DRAINED, [each for each in self.waiting[replica] if self._move_reason(each)])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.deadlines import Deadlines
 from gateway.relay.moves import DEATH_WINDOW_S, Moves, PoolDeaths, WaitingAttempt
@@ -129,6 +129,25 @@ async def test_a_request_is_blamed_for_silence_that_begins_with_it_if_no_longer_
         waiting.since_s = SENT_S
         record = ReplicaRecord("r0", "life-1", state, 0, 1, member.url)
         assert moves._is_stall(waiting, member, record) is is_blamed
+
+
+async def test_a_pause_moves_what_waits_and_leaves_streams_that_have_begun_to_their_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, upstream = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0"), Upstream(300, None)
+    fleet = Fleet([ReplicaSettings(id="r0", url="http://127.0.0.1:1")], store, upstream)
+    checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
+    moves = Moves(fleet, checks, store, progress, HangDetector(fleet, HEALTH, store, upstream, progress))
+    record = ReplicaRecord("r0", "life-1", ASLEEP, 0, 1, "http://127.0.0.1:1")
+    monkeypatch.setattr(moves, "_member_and_record", lambda _: (fleet.members["r0"], record))
+    moved: list[str] = []
+    monkeypatch.setattr(WaitingAttempt, "move", lambda each, reason: moved.append(f"{reason} {each.has_begun}"))
+    task = asyncio.current_task()
+    assert task is not None
+    limit = Deadlines().within(None, task)
+    with moves.attempt("r0", (), [], limit), moves.attempt("r0", (), [], limit, has_begun=True):
+        moves._check_replica("r0", SENT_S)
+    assert moved == ["asleep False"]
 
 
 def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> frozenset[str]:
