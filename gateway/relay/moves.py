@@ -322,7 +322,8 @@ class Moves:
         if waiting.has_begun:
             return False
         is_quiet = record.state == "hung" or (member.is_silent and member.answered_s < waiting.since_s + _READ_S)
-        return is_quiet and all(waiting.size_bytes >= each.size_bytes for each in self.waiting[waiting.replica])
+        others = (each for each in self.waiting[waiting.replica] if not each.has_begun)
+        return is_quiet and all(waiting.size_bytes >= each.size_bytes for each in others)
 
     def _member_and_record(self, replica: str) -> tuple[Member, ReplicaRecord] | None:
         """The replica as this gateway knows it, and as the registry does. None if either does not know it."""

@@ -125,6 +125,7 @@ async def test_a_request_is_blamed_for_silence_that_begins_with_it_if_no_longer_
     with (
         moves.attempt("r0", (), [], limit, size_bytes=100) as waiting,
         moves.attempt("r0", (), [], limit, size_bytes=other_bytes),
+        moves.attempt("r0", (), [], limit, size_bytes=10_000, has_begun=True),
     ):
         waiting.since_s = SENT_S
         record = ReplicaRecord("r0", "life-1", state, 0, 1, member.url)
