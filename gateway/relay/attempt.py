@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from coordinator.placement import NOTHING
 from coordinator.registry import ASLEEP
@@ -368,11 +369,13 @@ class Attempts:
         self._refuse_replay(job, ticket, answer, error.reason)
         return self._doubted(ticket, Failure(error.reason))
 
-    def _waiting(self, job: Job, tries: Tries, limit: Limit, has_begun: bool = False) -> WaitingAttempt:
+    def _waiting(
+        self, job: Job, tries: Tries, limit: Limit, can_go_on: Callable[[], bool] | None = None
+    ) -> WaitingAttempt:
         others, may_leave = self._elsewhere.others(job, tries), not job.has_effects
         replica, tickets = tries.ticket.replica, tries.tickets
         size_bytes = len(job.body)
-        return self._moves.attempt(replica, others, tickets, limit, may_leave, tries.has_stalled, size_bytes, has_begun)
+        return self._moves.attempt(replica, others, tickets, limit, may_leave, tries.has_stalled, size_bytes, can_go_on)
 
     def _taken(self, job: Job, tries: Tries, answer: Answer, streamed: bool) -> None:
         """The replica answers the request. Raises StreamBroken if it does not give the rest of a stream."""
@@ -433,10 +436,11 @@ class Attempts:
             yield
             return
         waiting: WaitingAttempt | None = None
+        asked = reply.job or job  # by the client
         try:
             with (
                 self._deadlines.within(None, reply.task) as limit,
-                self._waiting(job, tries, limit, has_begun=True) as waiting,
+                self._waiting(job, tries, limit, partial(self._resumptions.may_go_on, asked, tries)) as waiting,
             ):
                 yield
         except TimeoutError as error:

@@ -10,7 +10,8 @@ ready, and if one of these holds:
 - The registry says that its replica is ready, but this gateway cannot reach it.
 - Its replica is drained, and an operator wants it empty soon.
 
-Streams that can go on elsewhere (resumptions.py) move in the same way after their first byte.
+Streams move in the same way after their first byte if they can go on elsewhere (resumptions.py). Others wait: a replica
+that froze may come back.
 
 Attempts of one replica move within a second, not all at once. They stay if a large part of the pool died at the same
 time (`PoolDeaths`), or if the replica does not answer checks in time but still works.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
 import structlog
@@ -65,7 +66,7 @@ class WaitingAttempt:
     """One attempt, until its client gets a byte; or from then on, if its stream can go on elsewhere."""
 
     __slots__ = (
-        "_limit", "_moves", "has_begun", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member",
+        "_limit", "_moves", "can_go_on", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member",
         "move_reason", "replica", "serving", "since_s", "size_bytes", "tried",
     )  # fmt: skip
 
@@ -80,7 +81,7 @@ class WaitingAttempt:
         may_leave: bool,
         has_stalled: bool,
         size_bytes: int,
-        has_begun: bool,
+        can_go_on: Callable[[], bool] | None,
     ) -> None:
         self._moves = moves
         self._limit = limit
@@ -93,15 +94,20 @@ class WaitingAttempt:
         """Whether the request may be sent again. One with effects may not."""
         self.has_stalled = has_stalled
         """Whether an earlier attempt of the request was a stall."""
-        self.has_begun = has_begun
-        """Whether its client has got the first byte: then its rest can move."""
+        self.can_go_on = can_go_on
+        """Of a stream whose client has got the first byte: whether its rest can be asked for elsewhere."""
         self.is_stall = False
         self.size_bytes = size_bytes
         self.since_s = 0.0
         self.is_scheduled = False
-        """Whether it moves within the next second."""
+        """Whether it moves within the next second, or was to move and cannot."""
         self.move_reason = ""
         """Why it was moved: asleep, dead, hung, unreachable or drained. Empty if it was not moved."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its client has got the first byte."""
+        return self.can_go_on is not None
 
     def __enter__(self) -> WaitingAttempt:
         self.since_s = time.monotonic()
@@ -153,13 +159,13 @@ class Moves:
         may_leave: bool = True,
         has_stalled: bool = False,
         size_bytes: int = 0,
-        has_begun: bool = False,
+        can_go_on: Callable[[], bool] | None = None,
     ) -> WaitingAttempt:
         """`with moves.attempt(…) as waiting:` surrounds an attempt until its client gets a byte, inside `limit`. The
         attempt may move to the replicas in `serving` that are not in `tried`."""
         member = self._fleet.members.get(replica)
         return WaitingAttempt(
-            self, replica, member, serving, tried, limit, may_leave, has_stalled, size_bytes, has_begun
+            self, replica, member, serving, tried, limit, may_leave, has_stalled, size_bytes, can_go_on
         )
 
     async def answers(self, replica: str) -> bool:
@@ -277,9 +283,12 @@ class Moves:
 
     def _move_if_still_gone(self, waiting: WaitingAttempt) -> None:
         """Since it was scheduled, the attempt may have ended, or its replica may have come back."""
-        waiting.is_scheduled = False
         is_waiting = waiting in self.waiting.get(waiting.replica, {})
-        if is_waiting and (reason := self._move_reason(waiting)):
+        reason = self._move_reason(waiting) if is_waiting else ""
+        if reason and waiting.can_go_on is not None and not waiting.can_go_on():
+            return  # it waits for its replica, which may come back; it stays scheduled, so that it is not read again
+        waiting.is_scheduled = False
+        if reason:
             waiting.move(reason)
 
     def _can_move(self, waiting: WaitingAttempt) -> bool:

@@ -85,12 +85,31 @@ class Resumptions:
             with suppress(StoreError):
                 await asyncio.sleep(await turn_s(tries.last.pool.run))
 
+    def may_go_on(self, job: Job, tries: Tries) -> bool:
+        """Whether a stream of `job` could go on elsewhere now. Changes nothing."""
+        try:
+            self._rest(job, *self._read(job, tries))
+        except NotResumable:
+            return False
+        return True
+
     def _next(self, job: Job, tries: Tries) -> Continuation | None:
+        seam, document = self._read(job, tries)
+        if tries.seam is None and tries.sent is not None:
+            tries.seam = seam
+            tries.sent.lose("read")
+        seam.broke()
+        return self._rest(job, seam, document)
+
+    def _read(self, job: Job, tries: Tries) -> tuple[Seam, dict[str, object]]:
+        """What the client has got, and what it has asked for."""
         if not self._settings.enabled:
             raise NotResumable("off")
         document = parse_document(job.body) if not job.not_resumed else {}
-        seam = tries.seam = tries.seam or _seam(job, tries, document)
-        seam.broke()
+        return tries.seam or _seam(job, tries, document), document
+
+    def _rest(self, job: Job, seam: Seam, document: dict[str, object]) -> Continuation | None:
+        """The rest of a stream; None if only its end is missing."""
         progress = seam.progress
         if seam.why_lost:
             raise NotResumable(seam.why_lost)
@@ -115,7 +134,6 @@ def _seam(job: Job, tries: Tries, document: dict[str, object]) -> Seam:
     if tries.sent is None:
         raise NotResumable(job.not_resumed if job.stream else "no_stream")
     progress = progress_of(tries.sent)
-    tries.sent.lose("read")
     options = document.get("stream_options")
     wants_usage = isinstance(options, dict) and is_true(options.get("include_usage")) and not job.strip_usage
     return Seam(progress, job.model or progress.shape.get("model", ""), wants_usage)

@@ -125,7 +125,7 @@ async def test_a_request_is_blamed_for_silence_that_begins_with_it_if_no_longer_
     with (
         moves.attempt("r0", (), [], limit, size_bytes=100) as waiting,
         moves.attempt("r0", (), [], limit, size_bytes=other_bytes),
-        moves.attempt("r0", (), [], limit, size_bytes=10_000, has_begun=True),
+        moves.attempt("r0", (), [], limit, size_bytes=10_000, can_go_on=bool),
     ):
         waiting.since_s = SENT_S
         record = ReplicaRecord("r0", "life-1", state, 0, 1, member.url)
@@ -146,9 +146,29 @@ async def test_a_pause_moves_what_waits_and_leaves_streams_that_have_begun_to_th
     task = asyncio.current_task()
     assert task is not None
     limit = Deadlines().within(None, task)
-    with moves.attempt("r0", (), [], limit), moves.attempt("r0", (), [], limit, has_begun=True):
+    with moves.attempt("r0", (), [], limit), moves.attempt("r0", (), [], limit, can_go_on=bool):
         moves._check_replica("r0", SENT_S)
     assert moved == ["asleep False"]
+
+
+@pytest.mark.parametrize("can_go_on", [True, False])
+async def test_a_stream_that_cannot_go_on_elsewhere_waits_for_its_replica_and_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, can_go_on: bool
+) -> None:
+    store, upstream = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0"), Upstream(300, None)
+    fleet = Fleet([ReplicaSettings(id="r0", url="http://127.0.0.1:1")], store, upstream)
+    checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
+    moves = Moves(fleet, checks, store, progress, HangDetector(fleet, HEALTH, store, upstream, progress))
+    monkeypatch.setattr(moves, "_move_reason", lambda _: "dead")
+    task, moved = asyncio.current_task(), list[str]()
+    assert task is not None
+    monkeypatch.setattr(WaitingAttempt, "move", lambda _, reason: moved.append(reason))
+    limit = Deadlines().within(None, task)
+    with moves.attempt("r0", (), [], limit, can_go_on=lambda: can_go_on) as waiting:
+        waiting.is_scheduled = True
+        moves._move_if_still_gone(waiting)
+    assert moved == (["dead"] if can_go_on else [])
+    assert waiting.is_scheduled is not can_go_on
 
 
 def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> frozenset[str]:

@@ -152,3 +152,30 @@ async def test_the_least_length_is_read_as_its_engine_reads_it(pair: Pair, least
     assert words(await answered(pair, BROKEN, rest, min_tokens=least)) == first(11)
     asked = [orjson.loads(replica.body) for replica in pair.replicas]
     assert [each["min_tokens"] for each in asked if "messages" not in each] == [left]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "fields", "may"),
+    [
+        (BEGINNING, {}, True),
+        (BEGINNING, {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}, True),
+        (BEGINNING.replace(b'"content":"w3 "', b'"tool_calls":[{"index":0}]'), {}, False),
+        (BEGINNING.replace(b'"content":"w3 "', b'"reasoning":"w3 "'), {}, False),
+        (OPENING, {}, False),
+    ],
+    ids=["text", "text with tools", "a call of a tool", "reasoning", "nothing yet"],
+)
+async def test_only_a_stream_that_could_go_on_leaves_a_replica_that_is_silent(
+    pair: Pair, beginning: bytes, fields: dict[str, Any], may: bool
+) -> None:
+    may_end = asyncio.Event()
+    pair.say(EVENTS + chunk(beginning + (b"" if beginning != OPENING else token(0)[:-2])), may_end, END)
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40, "stream": True}
+    async with pair.http.stream("POST", CHAT, json=body | fields) as answer:
+        pieces = answer.aiter_raw()
+        await anext(pieces)
+        [of_replica] = pair.gateway.moves.waiting.values()
+        [waiting] = of_replica
+        assert waiting.can_go_on is not None
+        assert [waiting.can_go_on() for _ in range(2)] == [may, may]
+        may_end.set()
