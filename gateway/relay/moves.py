@@ -299,7 +299,8 @@ class Moves:
     def _move_reason(self, waiting: WaitingAttempt) -> str:
         """Why the attempt should move; empty if it should stay."""
         if (old := self._old_member(waiting)) is not None:
-            return "" if old.alive or not self._can_move(waiting) else "dead"
+            # A server that stops answers no checks, and still ends the streams that it has begun.
+            return "" if waiting.has_begun or old.alive or not self._can_move(waiting) else "dead"
         known = self._member_and_record(waiting.replica)
         if known is None:
             return ""

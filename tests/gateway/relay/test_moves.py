@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from aiohttp import web
@@ -70,7 +70,8 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
             tasks.spawn(moves.run(), "moves")
             await eventually(lambda: fleet.is_ready("r0") and fleet.is_ready("r1"))
             waiting = tasks.spawn(wait_for_r0(moves), "a request")
-            await eventually(lambda: "r0" in moves.waiting)
+            begun = tasks.spawn(wait_for_r0(moves, can_go_on=lambda: True), "a stream")
+            await eventually(lambda: len(moves.waiting.get("r0", ())) == 2)
             member = fleet.members["r0"]
             fleet.set_targets([ReplicaSettings(id="r0", url="http://127.0.0.1:1"), stays])
             before_s = member.answered_s
@@ -78,6 +79,8 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
             assert not waiting.done()
             old.is_frozen = True
             assert (await waiting).move_reason == "dead"
+            [stream] = moves.waiting["r0"]
+            assert (begun.done(), stream.is_scheduled) == (False, False)
             assert old.asked_frozen >= FAILURES
             assert store.pool_names() == ["m"]
         finally:
@@ -85,12 +88,12 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
             await upstream.close()
 
 
-async def wait_for_r0(moves: Moves) -> WaitingAttempt:
+async def wait_for_r0(moves: Moves, can_go_on: Callable[[], bool] | None = None) -> WaitingAttempt:
     task = asyncio.current_task()
     assert task is not None
     limit = Deadlines().within(None, task)
     try:
-        with limit, moves.attempt("r0", ("r0", "r1"), [], limit) as waiting:
+        with limit, moves.attempt("r0", ("r0", "r1"), [], limit, can_go_on=can_go_on) as waiting:
             await asyncio.get_running_loop().create_future()
     except TimeoutError:
         return waiting
