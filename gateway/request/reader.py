@@ -162,12 +162,15 @@ class Job:
                 self.headers.pop("x-session-id", None)
         self.served = backend if self.pinned else backend.fitting(self.needed_tokens, self.refusing)
 
+    def backends_of(self, fleet: Fleet) -> Backends:
+        """Those that could serve it now."""
+        backends = fleet.backends(self.placed_as)
+        return tuple(each for each in backends if each.backend == self.served.backend) if self.stays else backends
+
     def renew(self, fleet: Fleet) -> None:
         """Replicas may have come or gone. It stays as it was if nobody serves its model any more, or if one replica is
         to serve it."""
-        backends = fleet.backends(self.placed_as)
-        if self.stays:
-            backends = tuple(each for each in backends if each.backend == self.served.backend)
+        backends = self.backends_of(fleet)
         if backends and not self.pinned:
             self.backends, self.offer = backends, fleet.offers.get(self.placed_as or "")
             self.aim(next((each for each in backends if each.backend == self.served.backend), backends[0]))

@@ -225,7 +225,7 @@ class Router:
         job = self._asking.get(request.reservation)
         if job is None:
             return None
-        backends = self._fleet.backends(job.placed_as)
+        backends = job.backends_of(self._fleet)
         same = next((each for each in backends if each.backend == job.served.backend), None)
         if same is None:
             return None
@@ -257,7 +257,7 @@ class Router:
         self.choice.forget()
         now_s = time.monotonic()
         for reservation, job in list(self._asking.items()):
-            backends = () if job.pinned else self._fleet.backends(job.placed_as)
+            backends = () if job.pinned else job.backends_of(self._fleet)
             is_listed = any(each.backend == job.served.backend for each in backends)
             if is_listed and self.choice.has_ready(job.served, now_s):
                 continue

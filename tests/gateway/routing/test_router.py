@@ -103,6 +103,21 @@ async def test_no_replica_is_given_more_than_it_may_have() -> None:
     assert (await waiting).replica == tickets[3].replica
 
 
+@pytest.mark.parametrize("stays", [True, False])
+async def test_the_rest_of_a_stream_keeps_its_backend_while_it_waits_and_replicas_change(
+    stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = lonely_router()
+    rest = job(b"a" * 16)
+    other = ServedModel("other", "other", None, {"r9": "http://r9"})
+    monkeypatch.setattr(router._fleet, "backends", lambda _: (rest.served, other))
+    rest.stays, rest.backends = stays, (rest.served,)
+    request = router.questions.ask(rest, router.pool(rest), (), "")
+    router._asking[request.reservation] = rest
+    assert router._serving_now(request) == rest.served.shared
+    assert [each.backend for each in rest.backends] == (["m"] if stays else ["m", "other"])
+
+
 async def test_where_no_replica_is_well_requests_do_not_wait() -> None:
     router = lonely_router(max_active_requests=1)
     tickets = [await place(router, b"a" * 16) for _ in REPLICAS]
