@@ -380,6 +380,7 @@ class Attempts:
     def _taken(self, job: Job, tries: Tries, answer: Answer, streamed: bool) -> None:
         """The replica answers the request. Raises StreamBroken if it does not give the rest of a stream."""
         if tries.seam is not None and not streamed:
+            tries.seam.why_lost = "refused"  # by all replicas alike
             raise StreamBroken(f"status_{answer.status}", by_replica=False)
         if answer.status >= 400:
             return

@@ -36,7 +36,7 @@ _NOT = frozenset(
         *("api", "no_stream", "off", "length", "memory", "events", "beginning", "max_resumptions", "short_runs"),
         *("tool_calls", "reasoning", "reasoning_content", "n", "logprobs", "echo", "response_format", "prompt"),
         *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "place"),
-        *("diverged", "restarted", "error_event", "max_tokens", "usage"),
+        *("diverged", "restarted", "error_event", "max_tokens", "refused", "usage"),
     }
 )
 """The reasons that metrics tell apart: fields have any name that clients give them."""

@@ -28,7 +28,7 @@ class Seam:
         """`model`: the name that the client used."""
         self.progress = progress
         self.why_lost = ""
-        """Why the rest did not fit to what the client had; empty if it did."""
+        """Why the rest did not fit to what the client had, or was not given; empty if it fitted."""
         self.times = 0
         """How often the stream went on elsewhere."""
         self.short_runs = 0

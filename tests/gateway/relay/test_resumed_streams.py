@@ -179,3 +179,10 @@ async def test_only_a_stream_that_could_go_on_leaves_a_replica_that_is_silent(
         assert waiting.can_go_on is not None
         assert [waiting.can_go_on() for _ in range(2)] == [may, may]
         may_end.set()
+
+
+@pytest.mark.parametrize("answer", [whole(b'{"error":{"message":"no"}}', status=400), whole(b'{"choices":[]}')])
+async def test_a_rest_that_a_replica_refuses_is_not_asked_for_again(pair: Pair, answer: bytes) -> None:
+    text = await answered(pair, BROKEN, answer)
+    assert "(not resumable: refused)" in text
+    assert await metric(pair, 'kvgate_stream_resumptions_total{outcome="exact"') == 1
