@@ -16,7 +16,7 @@ from coordinator.errors import StoreError
 from coordinator.pool.resumed import turn_s
 from gateway.endpoints import endpoint_of
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.relay.continuation import Asked, Continuation, NotResumable, continuation, progress_of
+from gateway.relay.continuation import CHAT, Asked, Continuation, NotResumable, continuation, progress_of
 from gateway.relay.seam import Seam
 from gateway.relay.sent import Sent
 from gateway.relay.tries import Tries
@@ -147,6 +147,8 @@ def _rest_of(job: Job, found: Continuation) -> Job:
     rest.path = rest.target = found.path
     rest.endpoint, rest.body, rest.model_at = endpoint_of(found.path), found.body, None
     rest.backends, rest.fallbacks, rest.stays = (job.served,), (), True
-    rest.is_usage_open = rest.strip_usage = rest.asks_ids = rest.wants_token_ids = False
+    rest.is_usage_open = rest.strip_usage = rest.asks_ids = False
+    rest.wants_token_ids = found.is_exact or found.path == CHAT  # so nobody takes out what its body asks for
+    rest.held_since_s = rest.waited_s = 0.0  # what it waited before it began
     rest.headers = {name: value for name, value in job.headers.items() if name != "x-session-id"}
     return rest

@@ -16,10 +16,14 @@ import pytest
 
 from gateway.endpoints import endpoint_of
 from gateway.relay.continuation import Asked, Continuation, NotResumable, Progress, continuation, progress_of
+from gateway.relay.resumptions import _rest_of
 from gateway.relay.seam import Seam
 from gateway.relay.sent import Sent
 from gateway.relay.sse import EventRelay
+from gateway.replicas.served import ServedModel
 from gateway.request.admission import Admission
+from gateway.request.keyring import Caller
+from gateway.request.reader import Job
 from gateway.settings.limit_settings import LimitSettings
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "vllm-streams.jsonl"
@@ -249,3 +253,15 @@ def test_a_completion_without_token_ids_goes_on_behind_its_text(admission: Admis
     found = continuation(Asked(endpoint, recorded["body"], 0), progress_of(sent))
     assert orjson.loads(found.body)["prompt"] == recorded["body"]["prompt"] + said(documents(got))[0]
     assert (found.is_exact, orjson.loads(found.body)["max_tokens"]) == (False, 20)
+
+
+def test_the_rest_waits_as_long_as_any_request_and_keeps_the_token_ids_that_it_asks_for() -> None:
+    endpoint = endpoint_of("/v1/chat/completions")
+    job = Job("1", "POST", "/v1/chat/completions", endpoint, "", Caller(None, True), "", {}, held_since_s=5, waited_s=3)
+    job.served = ServedModel("m", "m", None, {"r0": "http://r0"})
+    exact, by_message, by_text = (
+        _rest_of(job, Continuation(path, b"{}", is_exact, 9))
+        for path, is_exact in (("/v1/completions", True), ("/v1/chat/completions", False), ("/v1/completions", False))
+    )
+    assert (exact.held_since_s, exact.waited_s, job.held_since_s) == (0, 0, 5)
+    assert [each.wants_token_ids for each in (exact, by_message, by_text)] == [True, True, False]
