@@ -82,9 +82,10 @@ class Elsewhere:
         """The replicas not to ask: those that were asked, those that this gateway cannot reach, and the one that broke
         its stream off if there is another one."""
         lost = () if job.pinned else self._moves.unreachable(job.served.replicas, job.served.pool)
-        if tries.left and any(self._fleet.is_ready(name) for name in job.could_serve() if name != tries.left):
-            return [*tries.replicas, *lost, tries.left]
-        return [*tries.replicas, *lost]
+        asked = [*tries.replicas, *lost]
+        if tries.left and any(self._fleet.is_ready(name) for name in set(job.could_serve()) - {tries.left, *asked}):
+            return [*asked, tries.left]
+        return asked
 
     def others(self, job: Job, tries: Tries) -> Collection[str]:
         """The replicas that may be asked if this attempt fails. A request with effects stays where it is."""

@@ -130,7 +130,7 @@ async def test_a_rest_that_nobody_gives_leaves_a_broken_stream_that_is_paid_for(
 ) -> None:
     monkeypatch.setattr(Prefills, "tokens_per_s", lambda *_: 1e-9)  # the rest's own prompt is not computed yet
     refusal = whole(b'{"error":{"message":"no","code":"a_replicas_code"}}', status=status)
-    text = await answered(pair, BROKEN, refusal)
+    text = await answered(pair, BROKEN, refusal, *([refusal] if status == 503 else []))
     assert orjson.loads(text.split("data: ")[-1])["error"]["code"] == "stream_broken"
     assert await metric(pair, "kvgate_broken_streams_total") == 1
     [(_, taken)] = [each for rows in pair.gateway.ledger._sums.values() for each in rows.items()]
@@ -186,3 +186,8 @@ async def test_a_rest_that_a_replica_refuses_is_not_asked_for_again(pair: Pair, 
     text = await answered(pair, BROKEN, answer)
     assert "(not resumable: refused)" in text
     assert await metric(pair, 'kvgate_stream_resumptions_total{outcome="exact"') == 1
+
+
+async def test_if_no_other_replica_gives_the_rest_the_one_that_broke_is_asked(pair: Pair) -> None:
+    refusal = whole(b'{"error":{"message":"no"}}', status=503)
+    assert words(await answered(pair, BROKEN, refusal, EVENTS + chunk(more(10, "stop") + DONE) + END)) == first(11)
