@@ -22,6 +22,7 @@ from gateway.relay.held import HeldBytes
 from gateway.relay.relay import MAX_GATHERED_BYTES, MAX_READ_BYTES, json_object
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.retries import Failure
+from gateway.relay.token_ids import without_prompt_ids
 from gateway.request.reader import Job
 from gateway.upstream import Answer
 from gateway.upstream.excerpts import WINDOW_BYTES
@@ -90,7 +91,7 @@ def says(job: Job, answer: Answer, is_whole: bool) -> Said:
 
 def begins(job: Job, answer: Answer) -> Said:
     """What a stream's first events say. Most have nothing to say and are not parsed."""
-    first = answer.look()
+    first, _ = without_prompt_ids(answer.look())
     if not first:
         return Said(unfinished=_EMPTY)
     if not may_be_unfinished(first, job.endpoint.ending_words):

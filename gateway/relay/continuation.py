@@ -130,6 +130,7 @@ def progress_of(sent: Sent) -> Progress:
         raise NotResumable(sent.why_lost)
     progress = Progress()
     try:
+        progress.prompt_ids = orjson.loads(b"[%b]" % sent.prompt_ids)
         events = sent.read()
     except ValueError:
         raise NotResumable("events") from None

@@ -25,17 +25,33 @@ class Sent:
     """The events of one stream, as its replica sent them. Beyond `most_tokens`, or without room, they are forgotten.
     Then the stream cannot go on elsewhere."""
 
-    __slots__ = ("_admission", "_checked_bytes", "_counted_bytes", "_kept", "_most_tokens", "_parts", "why_lost")
+    __slots__ = (
+        "_admission",
+        "_checked_bytes",
+        "_counted_bytes",
+        "_kept",
+        "_most_tokens",
+        "_parts",
+        "prompt_ids",
+        "why_lost",
+    )
 
     def __init__(self, admission: Admission, most_tokens: int) -> None:
         self.why_lost = ""
         """Why not all events are here; empty if they are."""
+        self.prompt_ids = b""
+        """Those of the prompt, as they stand in JSON; empty if no event told them."""
         self._admission = admission
         self._most_tokens = most_tokens
         self._kept = bytearray()
         self._counted_bytes = 0
         self._checked_bytes = _STEP_BYTES
         self._parts = 0
+
+    def keep_prompt(self, ids: bytes) -> None:
+        """The token ids of the prompt."""
+        self.prompt_ids = ids
+        self._check()
 
     def add(self, events: bytes) -> None:
         """Whole events."""
@@ -52,11 +68,11 @@ class Sent:
             self._check()
 
     def _check(self) -> None:
-        size_bytes = len(self._kept)
+        size_bytes = len(self._kept) + len(self.prompt_ids)
         more_bytes = size_bytes - self._counted_bytes
-        self._checked_bytes = size_bytes + _STEP_BYTES
+        self._checked_bytes = len(self._kept) + _STEP_BYTES
         if self.why_lost:
-            self._kept = bytearray()
+            self._kept, self.prompt_ids = bytearray(), b""
         elif self._parts > self._most_tokens:
             self.lose("length")
         elif self._admission.try_spare(more_bytes, _SHARE):
@@ -67,7 +83,7 @@ class Sent:
     def lose(self, why: str) -> None:
         """Keep nothing any more."""
         self.why_lost = self.why_lost or why
-        self._kept, self._checked_bytes = bytearray(), _STEP_BYTES
+        self._kept, self.prompt_ids, self._checked_bytes = bytearray(), b"", _STEP_BYTES
         if self._counted_bytes:
             self._admission.let_go(self._counted_bytes)
             self._counted_bytes = 0

@@ -22,7 +22,7 @@ from gateway.relay.events import (
     split_events,
 )
 from gateway.relay.sent import Sent
-from gateway.relay.token_ids import without_ids
+from gateway.relay.token_ids import without_ids, without_prompt_ids
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
@@ -81,7 +81,7 @@ class EventRelay:
         self._may_be_cancelled = may_be_cancelled
         self._plain_bytes = plain_bytes
         self._strip_usage = strip_usage
-        self._hides_ids = hides_ids
+        self._hides_ids = self._lacks_prompt = hides_ids
         self._sent = sent
         self._token_mark = token_mark
         self._has_many_choices = choices > 1
@@ -163,6 +163,8 @@ class EventRelay:
         plain_bytes, self._plain_bytes = self._plain_bytes, 0
         if len(ready) > _LARGE_BYTES:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
+        if self._lacks_prompt:
+            ready = self._without_prompt(ready)
         self.parts += ready.count(self._token_mark)
         if self._sent is not None:
             self._sent.add(ready)
@@ -177,6 +179,13 @@ class EventRelay:
         if is_one and self._lessons:
             self._learn(original)
         return ready
+
+    def _without_prompt(self, first: bytes) -> bytes:
+        self._lacks_prompt = False
+        first, ids = without_prompt_ids(first)
+        if self._sent is not None:
+            self._sent.keep_prompt(ids)
+        return first
 
     def _usual(self, event: bytes) -> bytes:
         """An event of the usual form, without its token ids. Empty if it has another form after all."""

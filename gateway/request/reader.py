@@ -46,8 +46,6 @@ _INLINE_STEPS: Final = 3000
 _COPIES: Final = 3
 _PARSED_BYTES_PER_BYTE: Final = 10
 _MAX_PARSED_BYTES: Final = 200 * 2**20
-_MAX_TOLD_TOKENS: Final = 16_384
-"""An engine that tells token ids begins with those of the prompt, in six bytes each. Those of longer ones take long."""
 _TURN_S: Final = 60.0
 
 
@@ -229,6 +227,7 @@ class Reader:
         """Requests are read by these settings from now on."""
         security, limits = settings.security, settings.limits
         self._policy = settings.policy
+        self._max_told_tokens = settings.resume.max_prompt_tokens
         self._pass_authorization = not security.api_keys and security.replica_api_key is None
         self.paths = PathRules(security.allowed_paths, security.denied_paths)
         removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
@@ -337,7 +336,7 @@ class Reader:
             job.needed_tokens = job.prompt_tokens + (job.max_output_tokens or 0) // job.choices
             if not job.is_batch:  # the engine's events repeat this id, which shows the prompt's blocks
                 job.headers["x-session-id"] = job.prompt.keys[-1]
-            job.asks_ids = not job.not_resumed and job.prompt_tokens <= _MAX_TOLD_TOKENS
+            job.asks_ids = not job.not_resumed and job.prompt_tokens <= self._max_told_tokens
             if job.prompt.images:
                 job.refusing = self._fleet.refusing_media()
             if parsed.other_prompts:

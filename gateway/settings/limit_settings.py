@@ -44,6 +44,7 @@ class ResumeSettings(Section):
     enabled: bool = True
     max_resumptions: Annotated[int, Field(ge=1, le=16)] = 3
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
+    max_prompt_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 16_384
 
 
 class HealthSettings(Section):
