@@ -78,6 +78,8 @@ class Progress:
         if not isinstance(choices, list):
             raise NotResumable("events")
         choice = choices[0] if choices else {}
+        if not isinstance(choice, dict):
+            raise NotResumable("events")
         for told in (document, choice):
             if not self.prompt_ids and isinstance(ids := told.get("prompt_token_ids"), list):
                 self.prompt_ids = ids

@@ -88,6 +88,8 @@ class Seam:
         if self._is_unseen:
             self._look_at_prompt(document)
         choice = choices[0]
+        if not isinstance(choice, dict):
+            raise NotResumable("events")
         delta, ids = choice.get("delta", choice.get("text")), choice.get("token_ids")
         if isinstance(delta, dict) and "role" in delta:
             return b""

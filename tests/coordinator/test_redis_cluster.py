@@ -14,6 +14,7 @@ from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
 from coordinator.pool.demand import read_demand
 from coordinator.pool.draining import drain
+from coordinator.pool.resumed import turn_s
 from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.redis.wire import Operands, Wire
 from coordinator.scripts import NAMES, Script
@@ -77,6 +78,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     pool.tell("requeue", gateway="gw0", digest="0" * 32, seats=["gone"])
     assert (await drain(pool.run, "r1")).state == "draining"
     assert (await read_demand(pool.run, 1.0)).draining_replicas == 1
+    assert await turn_s(pool.run) == 0
     await drained(pool)
     await eventually(lambda: "repair" in ran)
     chunks = (f"kvchunk@m@01000100@0@{number:064x}" for number in range(1000))

@@ -119,24 +119,26 @@ def test_a_stream_cut_at_any_byte_goes_on_without_a_seam(recorded: dict[str, Any
     kept = Sent(admission, 1000)
     whole = recording.relay(kept).feed(recording.stream)
     kept.lose("over")
-    refused = {"beginning": 0}
+    refused, sent, got = {"beginning": 0}, Sent(admission, 1000), b""
+    relay = recording.relay(sent)
     for at in range(len(recording.stream)):
-        sent = Sent(admission, 1000)
-        client = recording.relay(sent).feed(recording.stream[:at])
+        more = relay.feed(recording.stream[at : at + 1])
+        got += more
+        if not more:  # a break here is one behind the last event
+            continue
         try:
-            client += goes_on(recording, sent)
+            client = got + (b"" if DONE in got else goes_on(recording, sent))
         except NotResumable as error:
             refused[error.reason] += 1
             continue
-        finally:
-            sent.lose("over")
         assert client.count(DONE) == 1
         events = documents(client)
         assert said(events) == said(documents(whole)), at
         assert len({(event["id"], event["created"], event["model"], event["object"]) for event in events}) == 1
         assert shapes(events) <= shapes(documents(whole))
+    sent.lose("over")
     assert admission.held_bytes.taken == 0
-    assert sum(refused.values()) < len(recording.stream) / 4, "only the first tokens"
+    assert sum(refused.values()) <= 2, "only before the first token"
 
 
 def shapes(events: list[dict[str, Any]]) -> set[tuple[str, ...]]:
