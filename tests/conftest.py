@@ -31,7 +31,7 @@ settings.load_profile("patient")
 SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/deploy/")
 """Files whose paths begin with the same entry share clusters, or what takes seconds to import."""
 _OWN = {
-    "chaos": "budgets operations past_decisions queue slot_migration tenant_limits",
+    "chaos": "budgets operations past_decisions queue resumed_streams slot_migration tenant_limits",
     "cluster": "added_replicas agreement both_tiers doctor file_keys key_limits keys_in_redis namespaces plain_backlog "
     "records_secret reload tiers usage wall_clocks",
 }
