@@ -34,11 +34,11 @@ class Slice:
     half: int = 0
     """So much is left when half of it is used."""
     in_flight: int = 0
-    """The most that requests on it can cost, ..."""
+    """The most that its requests in flight can cost."""
     _of_prompts: int = 0
-    """... what they can have cost at the time 0, times 1000, ..."""
+    """What they can have cost at the time 0 of the clock, times 1000."""
     _per_s: int = 0
-    """... and how much more in each second."""
+    """How much more they can cost in each second."""
     in_store: int = 0
     """What the store holds for it, as it told last."""
     _begun: Most = _NOTHING

@@ -155,7 +155,7 @@ class Attempts:
         except ApiError as error:
             if tries.seam is None or tries.seam.times == 0:
                 raise
-            raise self._broken(StreamBroken(error.code, by_replica=True), "no other replica could") from error
+            raise self._broken(error.code, "no other replica could") from error
 
     def _goes_on(self, job: Job, tries: Tries, reply: Reply, broken: StreamBroken) -> Job | None:
         """The request for the rest of a stream. None if only its end is missing, which is sent. Raises ApiError."""
@@ -163,7 +163,7 @@ class Attempts:
             why, replica = broken.reason.partition(":")[0], tries.ticket.replica
             rest = self._resumptions.next(job, tries, why)
         except NotResumable as error:
-            raise self._broken(broken, f"not resumable: {error.reason}") from broken
+            raise self._broken(broken.reason, f"not resumable: {error.reason}") from broken
         if tries.seam is not None:
             how = tries.seam.how if rest is not None else "closed"
             reply.resumed.append({"replica": replica, "why": why, "how": how})
@@ -172,9 +172,10 @@ class Attempts:
                 reply.end(tries.seam.close())
         return rest
 
-    def _broken(self, broken: StreamBroken, why: str) -> ApiError:
+    def _broken(self, reason: str, why: str) -> ApiError:
+        """`reason`: why it broke off; `why`: why it did not go on."""
         self._metrics.broken_streams.inc()
-        message = f"The replica broke off this answer ({broken.reason}); it is incomplete, and did not go on ({why})."
+        message = f"The replica broke off this answer ({reason}); it is incomplete, and did not go on ({why})."
         return ApiError(502, "stream_broken", message)
 
     async def _is_answered(self, job: Job, tries: Tries, reply: Reply, held: HeldBytes) -> bool:

@@ -40,7 +40,7 @@ class NotResumable(Exception):
         self.reason = reason
 
 
-class Known(NamedTuple):
+class Place(NamedTuple):
     """A place in an answer: so many token ids, and so many characters of text that were sent by then."""
 
     ids: int
@@ -55,7 +55,7 @@ class Progress:
     ids: list[int] = field(default_factory=list)
     """The token ids of the answer; empty if the engine does not tell them."""
     prompt_ids: list[int] = field(default_factory=list)
-    places: list[Known] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     """Behind each token that came alone, and with text."""
     parts: int = 0
     """The events with text, or with token ids."""
@@ -103,7 +103,7 @@ class Progress:
             self.is_parsed = True
         self.text += text
         if text and isinstance(ids, list) and len(ids) == 1 and not text.endswith(_HALF_CHARACTER):
-            self.places.append(Known(len(self.ids), len(self.text)))
+            self.places.append(Place(len(self.ids), len(self.text)))
 
     def last_place(self, held_back_chars: int) -> tuple[int, int]:
         """From how many token ids the rest is generated, and how many characters of its text were sent already. An

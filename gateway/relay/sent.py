@@ -72,7 +72,7 @@ class Sent:
         more_bytes = size_bytes - self._counted_bytes
         self._checked_bytes = len(self._kept) + _STEP_BYTES
         if self.why_lost:
-            self._kept, self.prompt_ids = bytearray(), b""
+            self.lose(self.why_lost)
         elif self._parts > self._most_tokens:
             self.lose("length")
         elif self._admission.try_spare(more_bytes, _SHARE):

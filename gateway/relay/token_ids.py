@@ -12,8 +12,6 @@ ASK: Final = {"return_token_ids": True}
 """The field that asks vLLM for the token ids of the prompt and of the answer."""
 _MARKS = (b'"prompt_token_ids":[', b'"token_ids":[', b'"prompt_token_ids": [', b'"token_ids": [')
 """How lists of ids begin. Text cannot imitate them: inside a string, quotation marks have a backslash."""
-
-
 _OF_PROMPT = _MARKS[0]
 _BEGINNING_BYTES = 2048
 """The ids of a prompt begin this early in a stream."""

@@ -19,7 +19,7 @@ SAMPLING: Final = frozenset(
     }
 )
 """Fields that mean the same to the rest of an answer, and to vLLM's chats and completions (vLLM 0.33)."""
-OF_PROMPT: Final = frozenset(
+_OF_PROMPT: Final = frozenset(
     {
         *("messages", "prompt", "chat_template", "chat_template_kwargs", "add_generation_prompt", "documents"),
         *("continue_final_message", "add_special_tokens", "mm_processor_kwargs", "media_io_kwargs", "reasoning_effort"),
@@ -29,20 +29,17 @@ OF_PROMPT: Final = frozenset(
 """Fields that make the prompt, whose token ids the engine tells."""
 _NEUTRAL: Final = frozenset(
     {
-        *("model", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens"),
+        *("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
         *("metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "verbosity", "tool_choice", "function_call", "modalities"),
+        *("prompt_cache_retention", "verbosity"),
     }
 )
-_UNLESS: Final[dict[str, tuple[Any, ...]]] = {
+_HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "n": (1,),
     "best_of": (1,),
     "modalities": (["text"],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-}
-"""Fields that do no harm with one of these values."""
-_HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "length_penalty": (1,),
@@ -56,7 +53,8 @@ _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "return_token_ids": (False,),
     "include_reasoning": (True,),
 }
-_KNOWN: Final = SAMPLING | OF_PROMPT | _NEUTRAL
+"""Fields that do no harm with one of these values."""
+_KNOWN: Final = SAMPLING | _OF_PROMPT | _NEUTRAL
 _APIS: Final = ("chat", "completion")
 _MAX_NAME_CHARS: Final = 64
 
@@ -66,14 +64,9 @@ def why_not_resumed(endpoint: Endpoint, document: Mapping[str, Any]) -> str:
     if endpoint.prompt not in _APIS:
         return "api"
     for name, value in document.items():
-        if value is None:
+        if value is None or name in _KNOWN or value in _HARMLESS.get(name, ()):
             continue
-        allowed = _UNLESS.get(name)
-        if allowed is None:
-            if name in _KNOWN:
-                continue
-            allowed = _HARMLESS.get(name, ())
-        if value not in allowed and not (name == "logprobs" and value is False and endpoint.prompt == "chat"):
+        if not (name == "logprobs" and value is False and endpoint.prompt == "chat"):
             return name[:_MAX_NAME_CHARS]
     prompt = document.get("prompt")
     if endpoint.prompt == "completion" and not (isinstance(prompt, str) or _is_token_ids(prompt)):
