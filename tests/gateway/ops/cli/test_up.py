@@ -237,9 +237,7 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
 def test_a_cluster_of_a_file_with_keys_says_how_to_send_requests_and_when_the_file_becomes_wrong(
     kvgate: Kvgate, tmp_path: Path
 ) -> None:
-    config = tmp_path / "keys.yaml"
-    entry = {"name": "me", "sha256": sha256(b"secret-of-me").hexdigest(), "tenant": "us"}
-    config.write_text(json.dumps({"security": {"api_keys": [entry], "cache_salt_secret": "salt" * 8}}))
+    config = file_with_a_key(tmp_path)
     of_one = ("--config", str(config), "--gateways", "1", "--replicas", "1")
     with kvgate.up_in_foreground(*of_one) as up:
         shown = output_until(up, "Ctrl-C stops everything")
@@ -272,9 +270,7 @@ def test_a_cluster_of_a_file_with_keys_says_how_to_send_requests_and_when_the_fi
 def test_a_detached_cluster_with_keys_says_how_to_send_a_request_and_not_that_none_was_sent(
     kvgate: Kvgate, tmp_path: Path
 ) -> None:
-    config = tmp_path / "keys.yaml"
-    entry = {"name": "me", "sha256": sha256(b"secret-of-me").hexdigest(), "tenant": "us"}
-    config.write_text(json.dumps({"security": {"api_keys": [entry], "cache_salt_secret": "salt" * 8}}))
+    config = file_with_a_key(tmp_path)
     result = kvgate.up("--detach", "--config", str(config), "--gateways", "1", "--replicas", "1")
     assert result.returncode == 0, result.stderr
     assert "no request was sent" not in result.stdout
@@ -285,6 +281,14 @@ def test_a_detached_cluster_with_keys_says_how_to_send_a_request_and_not_that_no
     url, headers = kvgate.cluster()["url"], {"authorization": "Bearer secret-of-me"}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body_sent_by(curl), headers=headers, timeout=30)
     assert answer.status_code == 200
+
+
+def file_with_a_key(folder: Path) -> Path:
+    """A configuration that asks for the key `secret-of-me`."""
+    config = folder / "keys.yaml"
+    entry = {"name": "me", "sha256": sha256(b"secret-of-me").hexdigest(), "tenant": "us"}
+    config.write_text(json.dumps({"security": {"api_keys": [entry], "cache_salt_secret": "salt" * 8}}))
+    return config
 
 
 def write_and_tell(file: Path, text: str, kvgate: Kvgate) -> None:
