@@ -34,6 +34,7 @@ TENANTS = ("exact", "killed", "emptied", "away", "gone", "full", "rich", "timed"
 MONEY = COST * FITS / 1e9
 PARTS = {"rich": 1000, "chaos": 120, "sliced": 1000, "flushed": 1000, "ending": 120}
 CLIENTS = 24
+_SLOW_S = 0.25
 CONFIG_OF_BUDGETS: dict[str, Any] = CONFIG | {
     "billing": {"prices": [{"model": "sim", "output_per_mtok": 10.0}]},
     "tenants": [{"name": name, "budgets": [{"per": "month", "money": MONEY * PARTS.get(name, 1)}]} for name in TENANTS],
@@ -98,6 +99,7 @@ class Spenders:
         self.codes = Counter[str]()
         self.in_flight = self.most_left = 0
         """How many requests more the budget had paid for when one was refused."""
+        self.pause_s = _SLOW_S
         self.is_over = False
 
     @property
@@ -119,11 +121,14 @@ class Spenders:
                 self.most_left = max(self.most_left, FITS * PARTS[self.tenant] - self.served - self.in_flight)
             if code == "budget_exceeded":
                 return
+            await asyncio.sleep(self.pause_s)
 
     @asynccontextmanager
     async def spending(self) -> AsyncIterator[None]:
+        """Until all gateways have slices, the clients are slow: what a slice asks for grows with their speed."""
         clients = [asyncio.get_running_loop().create_task(self._spend(number)) for number in range(CLIENTS)]
         await eventually(lambda: self.stage.all_have_slices(self.tenant))
+        self.pause_s = 0
         yield
         self.is_over = True
         await asyncio.gather(*clients)
