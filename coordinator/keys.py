@@ -163,6 +163,8 @@ class PoolKeys:
     paces = _key("paces")
     patient = _key("patient")
     resumptions = _key("resumptions")
+    hedges = _key("hedges")
+    late = _key("late")
     bound = _key("bound")
     """The base of `bound:0` and `bound:1`: see pool/placed_chains.py."""
 

@@ -74,7 +74,8 @@ NOTHING = Used(0, 0)
 
 
 class Refusal(NamedTuple):
-    """A request may not even wait. `reason` is full, full_tenant or unreachable."""
+    """A request may not even wait. `reason` is full, full_tenant or unreachable; of a second attempt no_room, later or
+    withheld."""
 
     reason: str
     expected_ms: int
@@ -140,6 +141,9 @@ class PlaceRequest:
     is_counted: bool = False
     """Whether the store has counted it for its limits: an attempt before, in another pool, or a placement that
     came too late."""
+    hedge: tuple[float, int] | None = None
+    """Of a second attempt beside a late one: the share of all tokens that may be computed twice, and so many tokens
+    may be computed until its first byte comes. It never waits for room."""
     affinity: bytes = b""
     """The bytes that rendezvous hashing hashes while the store is away; the store does not get them."""
     answer: tuple[int, int] = (0, 0)
@@ -196,6 +200,11 @@ class PlaceRequest:
         requests = 0 if self.is_counted else requests
         return Budget(limits.accounts, uncached_tokens + limits.output_tokens, requests)
 
+    def _line(self) -> str:
+        if self.hedge is not None:
+            return "hedge {:g} {}".format(*self.hedge)
+        return self.standing.line(self.waited_s) if self.room_share or self.limits else ""
+
     def operands(
         self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool, deadline_ms: int = 0
     ) -> tuple[Any, ...]:
@@ -222,7 +231,7 @@ class PlaceRequest:
             shape=self.shape,
             may_report=self.may_report,
             room_share=self.room_share,
-            line=self.standing.line(self.waited_s) if self.room_share or self.limits else "",
+            line=self._line(),
             limits=self.limits.text(self.waited_s > 0, self.is_counted) if self.limits else "",
             bill=self.bill.text if self.bill else "",
             covered=self.covered_ms > 0,
@@ -274,6 +283,8 @@ class Placement(NamedTuple):
     spent: tuple[Spent, ...] = ()
     """What others have spent of each of its budgets, and hold; empty if it has none, or slices of its gateway cover
     it."""
+    ahead_tokens: int = 0
+    """The prompt tokens that its replica had to compute before."""
 
     @property
     def is_told(self) -> bool:
@@ -311,7 +322,7 @@ class Reservation:
     """Since when slices of its budgets hold what it can cost; 0: the store holds it for the request alone."""
 
 
-_REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable"})
+_REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable", b"no_room", b"later", b"withheld"})
 
 
 def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | OverBudgets | str:
@@ -335,6 +346,7 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | Over
         report == 1, stored_keys, stored_tokens, passed_over, _left(left) if left else (),
         costs[0] if costs and isinstance(costs[0], list) else (),  # a text if an older version has granted it
         _spent(costs[1]) if len(costs) > 1 and costs[1] else (),
+        int(costs[2]) if len(costs) > 2 else 0,
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ from gateway.relay.attempt import Attempts
 from gateway.relay.audit import Audit
 from gateway.relay.charges import Charges
 from gateway.relay.elsewhere import Elsewhere
+from gateway.relay.hedges import Hedges
 from gateway.relay.moves import Moves
 from gateway.relay.outgoing import Outgoing
 from gateway.relay.proxy import Proxy
@@ -170,6 +171,7 @@ class Gateway:
         self.attempts.use(settings)
         self.elsewhere.use(settings.retries)
         self.resumptions.use(settings.resume)
+        self.hedges.use(settings.hedge)
         self.proxy.use(settings.timeouts)
         self.ledger.use(settings.billing)
         self.usage.use(settings.billing)
@@ -204,7 +206,19 @@ class Gateway:
         settings, fleet, metrics = self.settings, self.fleet, self.metrics
         self.elsewhere = Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics)
         self.resumptions = Resumptions(settings.resume, self.admission, metrics)
-        charges = Charges(tenants, fleet)
+        charges, outgoing = Charges(tenants, fleet), Outgoing(fleet, tenants)
+        self.hedges = Hedges(
+            settings.hedge,
+            store=self.store,
+            fleet=fleet,
+            router=self.router,
+            elsewhere=self.elsewhere,
+            outgoing=outgoing,
+            upstream=self.upstream,
+            admission=self.admission,
+            metrics=metrics,
+            tasks=self.tasks,
+        )
         return Attempts(
             settings,
             keyring=self.keyring,
@@ -213,7 +227,7 @@ class Gateway:
             holds=self.holds,
             router=self.router,
             failures=self.router.failures,
-            outgoing=Outgoing(fleet, tenants),
+            outgoing=outgoing,
             upstream=self.upstream,
             moves=self.moves,
             elsewhere=self.elsewhere,
@@ -221,6 +235,7 @@ class Gateway:
             charges=charges,
             fallbacks=Fallbacks(fleet),
             resumptions=self.resumptions,
+            hedges=self.hedges,
             metrics=metrics,
         )
 
@@ -346,6 +361,7 @@ class Gateway:
         await self.health_checks.first_round()
         await self.store.first_attempt()  # of the pools just found, which may have connections of their own
         self.tasks.keep(self.moves.run, "moves")
+        self.tasks.keep(self.hedges.run, "hedges")
         self.tasks.keep(self.reload.run, "reload")
         self.tasks.keep(self.decisions.run, "decisions")
         self.tasks.keep(self.ledger.run, "usage")

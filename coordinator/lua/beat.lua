@@ -9,7 +9,7 @@
 --
 -- KEYS
 --   hash    gateways, leases, replicas, breakers, agents, reaped, view, waiting, seats:<gateway>
---   hash    charges:<gateway>, tenants, budgets:<gateway>, holds, rates, speeds
+--   hash    charges:<gateway>, tenants, budgets:<gateway>, holds, rates, speeds, late
 --   list    grants:<gateway>, heard:<gateway>
 --   zset    view_changes
 -- ARGV
@@ -31,6 +31,7 @@ local HOUR_MS, UNEQUAL = 3600000, 1.5
 -- include view
 -- include tables
 -- include limits
+-- include late
 
 local budget = budget_of(budgets_key, tenants_key)
 check_hashes(breakers_key, agents_key)
@@ -123,9 +124,14 @@ end
 
 -- Tells placements how fast each replica computes prompts, in hundredths of the mean; in the field "?", the fastest one. If
 -- all are about equally fast, there is no such key, and a placement reads nothing of speeds. Measured rates of equal
--- replicas differ a little with their load.
+-- replicas differ a little with their load. They follow slowly, so a replica that is late again and again counts as slower.
 local function renew_speeds()
   local rates, slowest, fastest, total, count = pairs_of(rates_key), math.huge, 0, 0, 0
+  for name, record in pairs(pairs_of(late_key)) do -- see hedge.lua
+    if rates[name] and sum_of(string.match(record, '(%d+)$')) > now then
+      rates[name] = sum_of(rates[name]) / SLOWER
+    end
+  end
   for _, text in pairs(rates) do
     local rate = sum_of(text)
     if rate > 0 then

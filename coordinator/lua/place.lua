@@ -37,7 +37,8 @@
 --   flag    may_report: the engine can be asked to report reused blocks
 --   number  room_share: the part of a replica's room that the request may use (0..1); 0: it never waits for room
 --   text    line: where it waits: "<band> <tenant> <weight> <output tokens, weighted> <since_ms; 0: now>
---             <ms that it can wait from now on; 0: any time> <ms after which its band goes first once>"
+--             <ms that it can wait from now on; 0: any time> <ms after which its band goes first once>"; or "hedge …" of
+--             a second attempt: see steps/hedge.lua
 --   text    limits: of its accounts (see lib/limits.lua): "<output tokens> <1 if the request was let in before, else 0>",
 --             and for each " / <account> <concurrency> <requests_per_min> <tokens_per_min>", 0 where there is no limit;
 --             "": none
@@ -55,7 +56,8 @@
 --          what is left of its accounts' limits (see budget.left in lib/limits.lua; "": it has none),
 --          with `tells_costs` the candidates: lists of their names, requests in flight, backlogs, matched tokens, charged,
 --          displaced, load, costs, and speeds if they are not equally fast (see lib/costs.lua), else "",
---          what is spent of its budgets (see spending.weigh in lib/spending.lua; "": it has none, or is covered)},
+--          what is spent of its budgets (see spending.weigh in lib/spending.lua; "": it has none, or is covered),
+--          the backlog of the replica before this request},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
 --         {"wait", since_ms, ms that it most likely waits (0: not known), a replica that has room ("": none)}: no replica
@@ -64,7 +66,8 @@
 --         too long;
 --         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left, which of its accounts
 --         (from 1)}: of a limit of this account;
---         {"over_budget", now_ms, what is spent of its budgets, backlog_tokens}: it may cost more than is left
+--         {"over_budget", now_ms, what is spent of its budgets, backlog_tokens}: it may cost more than is left;
+--         {"no_room" | "later" | "withheld", now_ms, 0}: of a second attempt, which is not made, or not yet
 -- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
 -- its prompt, {"blocked", account} if this account of its has too many requests in flight.
 
@@ -211,6 +214,10 @@ if billed and not explain then
   end
 end
 
+if string.find(line, '^hedge ') then
+-- include steps/hedge
+end
+
 local waits
 local has_waiting = room_share > 0 and not is_kept and has_any and redis.call('EXISTS', waiting_key) == 1
 if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
@@ -263,5 +270,5 @@ return {
   'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached, kind, entry,
   now, mode, report, pick.stored_keys, stored_tokens,
   math.max(0, fleet.held_tokens - math.max(fleet.matched[chosen], stored_tokens)),
-  asked and budget.left(asked, now) or '', costs, spent_text,
+  asked and budget.left(asked, now) or '', costs, spent_text, fleet.backlog[chosen],
 }

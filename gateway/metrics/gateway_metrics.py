@@ -246,6 +246,19 @@ class Metrics:
             "outcome reason",
         )
 
+        self.hedges = self._counter(
+            "kvgate_hedges",
+            "Streams whose first byte was late, by outcome: a second replica began first (won), or the first one did "
+            "after all (lost), or the second one failed (failed). Or there was no second attempt: the allowance was "
+            "used up (withheld), no other replica had room (no_room), the server of the first one was silent (silent), "
+            "or Redis did not answer or a limit was reached (refused).",
+            "outcome",
+        )
+
+        self.hedged_tokens = self._counter(
+            "kvgate_hedged_tokens", "Prompt tokens that second replicas had to compute for late streams."
+        )
+
     def _add_store(self) -> None:
         self.store_up = self._gauge("kvgate_store_up", "1 while Redis decides placements, 0 while they fall back.")
         self.store_reconnects = self._counter(

@@ -17,6 +17,7 @@ from gateway.relay.beginnings import Said, begins, begun, declined, failure_of, 
 from gateway.relay.charges import Charges
 from gateway.relay.continuation import NotResumable
 from gateway.relay.elsewhere import Elsewhere
+from gateway.relay.hedges import HEDGED, Hedges
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
@@ -74,8 +75,10 @@ class Attempts:
         charges: Charges,
         fallbacks: Fallbacks,
         resumptions: Resumptions,
+        hedges: Hedges,
         metrics: Metrics,
     ) -> None:
+        self._hedges = hedges
         self._resumptions = resumptions
         self._fallbacks = fallbacks
         self.use(settings)
@@ -193,6 +196,9 @@ class Attempts:
             reply.note(ticket, job.caller.sees_decisions)
             reply.trace.attempting(ticket, job.headers)
             failure = await self._attempt(job, tries, reply, held)
+            if tries.second is not None:
+                await self._answered_by_second(job, tries, reply)
+                return True
             if failure is None:
                 return True
             reply.trace.failed(failure.reason)
@@ -320,6 +326,7 @@ class Attempts:
             with (
                 self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
                 self._waiting(job, tries, limit) as waiting,
+                self._hedges.watch(job, tries, waiting) as hedge,
             ):
                 ticket.sent_s = time.monotonic()
                 body, headers = self._outgoing.body(job, ticket), self._outgoing.headers(job, ticket)
@@ -331,17 +338,15 @@ class Attempts:
                 if not streamed:
                     ticket.answered_s = time.monotonic()
                 is_whole = await (begun(answer, held) if streamed else gathered(answer, held))
+                if streamed:
+                    hedge.has_begun()
             said = begins(job, answer) if streamed else says(job, answer, is_whole)
             if said.unfinished is not None and (failure := failure_of(said.unfinished, job, reply)) is not None:
                 self._refuse_replay(job, ticket, answer, failure.reason)
                 return self._doubted(ticket, failure)
             if answer.status >= 400 and self._elsewhere.is_refused_here(job, tries, answer, is_whole):
                 return await declined(answer, held)
-            self._taken(job, tries, answer, streamed)
-            reply.trace.answered()
-            self._failures.succeeded(ticket, answer.status < 400 and job.method == "POST")
-            if tries.failures:
-                self._learn_from(job, tries, answer)
+            self._taken(job, tries, answer, streamed, reply)
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer, said.document)
             else:
@@ -350,10 +355,27 @@ class Attempts:
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
         except TimeoutError:
+            if tries.second is not None:
+                return Failure(HEDGED)
             return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
         finally:
             if answer is not None:
                 answer.close()
+            self._ended(ticket)
+
+    async def _answered_by_second(self, job: Job, tries: Tries, reply: Reply) -> None:
+        """A second attempt has begun before the current one, which is over. Raises as `_attempt` does."""
+        reply.trace.failed(HEDGED)
+        second = tries.take_second()
+        ticket, answer = second.ticket, second.answer
+        assert answer is not None
+        reply.note(ticket, job.caller.sees_decisions)
+        reply.trace.attempting(ticket, job.headers)
+        try:
+            self._taken(job, tries, answer, True, reply)
+            await self._relayed(job, tries, reply, answer, second.held, Said(plain_bytes=second.plain_bytes))
+        finally:
+            second.end()
             self._ended(ticket)
 
     def _ended(self, ticket: Ticket) -> None:
@@ -378,17 +400,20 @@ class Attempts:
         size_bytes = len(job.body)
         return self._moves.attempt(replica, others, tickets, limit, may_leave, tries.has_stalled, size_bytes, can_go_on)
 
-    def _taken(self, job: Job, tries: Tries, answer: Answer, streamed: bool) -> None:
+    def _taken(self, job: Job, tries: Tries, answer: Answer, streamed: bool, reply: Reply) -> None:
         """The replica answers the request. Raises StreamBroken if it does not give the rest of a stream."""
         if tries.seam is not None and not streamed:
             tries.seam.why_lost = "refused"  # by all replicas alike
             raise StreamBroken(f"status_{answer.status}", by_replica=False)
-        if answer.status >= 400:
-            return
-        if not streamed and job.endpoint.computes_prompt:
-            tries.ticket.computed()
-        if job.images and (member := self._fleet.members.get(tries.ticket.replica)):
+        is_served, ticket = answer.status < 400, tries.ticket
+        if is_served and not streamed and job.endpoint.computes_prompt:
+            ticket.computed()
+        if is_served and job.images and (member := self._fleet.members.get(ticket.replica)):
             member.takes_media = True
+        reply.trace.answered()
+        self._failures.succeeded(ticket, is_served and job.method == "POST")
+        if tries.failures:
+            self._learn_from(job, tries, answer)
 
     def _learn_from(self, job: Job, tries: Tries, answer: Answer) -> None:
         """The request was answered after these failures. If it was served after a refusal of its media, the replicas

@@ -12,7 +12,9 @@ from gateway.relay.reply import Reply
 from gateway.request.keyring import Caller
 from gateway.routing.ticket import Ticket
 
-_OF_PLACEMENT = ("replica", "policy", "why", "state", "matched_tokens", "passed_over_tokens", "waited_ms", "costs")
+_OF_PLACEMENT = (
+    *("replica", "policy", "why", "state", "matched_tokens", "passed_over_tokens", "waited_ms", "hedged", "costs"),
+)
 _COST_FIELDS = (
     *("replica", "active_requests", "backlog_tokens", "matched_tokens"),
     *("charged_tokens", "displaced_tokens", "load_tokens", "cost", "speed"),
@@ -98,6 +100,7 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
         "matched_tokens": ticket.matched_tokens,
         "passed_over_tokens": ticket.placement.passed_over_tokens if ticket.placement is not None else None,
         "waited_ms": _ms(ticket.request.waited_s),
+        "hedged": ticket.hedged or None,
         "costs": _costs(ticket),
     }
 

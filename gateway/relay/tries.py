@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.placement import NOTHING
 from gateway.relay.retries import Failure
 from gateway.relay.seam import Seam
+from gateway.relay.second import Second
 from gateway.relay.sent import Sent
 from gateway.routing.ticket import Ticket
 
@@ -13,7 +15,7 @@ from gateway.routing.ticket import Ticket
 class Tries:
     """Where a request was tried, and how each attempt failed. Only `Attempts` changes it."""
 
-    __slots__ = ("failures", "last", "left", "rounds", "seam", "sent", "tickets")
+    __slots__ = ("failures", "last", "left", "rounds", "seam", "second", "sent", "tickets")
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
@@ -21,6 +23,8 @@ class Tries:
         """Of the attempts that failed, in the order of their tickets."""
         self.last: Ticket | None = None
         """The newest ticket; also one that does not count as a try."""
+        self.second: Second | None = None
+        """A second attempt that has begun first, and whose answer nobody passes on yet. hedges.py sets it."""
         self.rounds = 0
         """How often it was tried everywhere in vain, and began again."""
         self.sent: Sent | None = None
@@ -65,8 +69,19 @@ class Tries:
         self.left = self.ticket.replica
         self.tickets, self.failures = [], []
 
+    def take_second(self) -> Second:
+        """The second attempt takes the place of the current one, which holds nothing any more."""
+        second, self.second = self.second, None
+        assert second is not None
+        self.ticket.used = NOTHING
+        self.ticket.done()
+        self.last = self.tickets[-1] = second.ticket
+        return second
+
     def done(self) -> None:
         """No attempt holds load any more."""
+        if self.second is not None:
+            self.second.give_back()
         if self.sent is not None:
             self.sent.lose("over")
         for ticket in self.tickets:

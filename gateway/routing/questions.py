@@ -87,6 +87,21 @@ class Questions:
             bill=bill,
         )
 
+    def beside(self, first: PlaceRequest, tried: Sequence[str], max_share: float, most_tokens: int) -> PlaceRequest:
+        """The same question, of a second attempt beside the first one: see PlaceRequest.hedge. Limits do not count it
+        as a request, but both attempts have to fit into the limits and budgets of its accounts."""
+        return replace(
+            first,
+            reservation=self.new_reservation(),
+            seed=random.getrandbits(31),
+            tried=tried,
+            release="",
+            hedge=(max_share, most_tokens),
+            waited_s=0.0,
+            covered_ms=0,
+            is_counted=True,
+        )
+
     def _of_tenant(
         self, job: Job, clock: RedisClock, since_ms: int
     ) -> tuple[float, Standing, Limits | None, Bill | None]:

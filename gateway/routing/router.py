@@ -168,6 +168,23 @@ class Router:
         request.has_counted()
         return "away"
 
+    async def place_beside(
+        self, job: Job, first: Ticket, tried: Sequence[str], max_share: float, most_tokens: int
+    ) -> Ticket:
+        """A place for a second attempt beside the first one: see relay/hedges.py. Raises StoreError, NoRoom, OverLimit
+        or OverBudget if there is none now."""
+        request = self.questions.beside(first.request, tried, max_share, most_tokens)
+        placement = await first.pool.place(request)
+        if not isinstance(placement, Placement):
+            raise NoRoom("no_room", 0)
+        if placement.replica not in job.served.replicas:  # somebody wrote to the store's orders by hand
+            first.pool.done(request.reservation, NOTHING)
+            first.pool.claims.withdraw(request, placement)
+            raise NoRoom("no_room", 0)
+        ticket = self._placed_ticket(job, first.pool, request, placement)
+        ticket.other_name = job.other_name
+        return ticket
+
     def _note_failure(self, pool: str, error: StoreError) -> None:
         self._store.note(pool, error)
         if isinstance(error, StoreLate):
@@ -183,6 +200,10 @@ class Router:
         if isinstance(placement, Reservation):  # by this gateway
             url, is_bounded = job.served.replicas[placement.replica], self._local.room(pool, request).is_bounded
             return Ticket(pool, request, placement.replica, placement.incarnation, url, "fallback", 0, None, is_bounded)
+        return self._placed_ticket(job, pool, request, placement)
+
+    def _placed_ticket(self, job: Job, pool: Pool, request: PlaceRequest, placement: Placement) -> Ticket:
+        """The ticket of a request that the store has placed."""
         if placement.left:
             self._local.told(request, placement.left)
         if placement.passed_over_tokens:

@@ -29,6 +29,7 @@ from gateway.settings.config_file import SettingsError, build, merged, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import (
     HealthSettings,
+    HedgeSettings,
     LimitSettings,
     ResumeSettings,
     RetrySettings,
@@ -242,6 +243,7 @@ class GatewaySettings(Section):
     timeouts: TimeoutSettings = TimeoutSettings()
     retries: RetrySettings = RetrySettings()
     resume: ResumeSettings = ResumeSettings()
+    hedge: HedgeSettings = HedgeSettings()
     health: HealthSettings = HealthSettings()
     security: SecuritySettings = SecuritySettings()
     store: StoreSettings = StoreSettings()

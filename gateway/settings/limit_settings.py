@@ -47,6 +47,13 @@ class ResumeSettings(Section):
     max_prompt_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 16_384
 
 
+class HedgeSettings(Section):
+    """When a stream whose first byte is late is sent to a second replica as well."""
+
+    max_share: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.02
+    late_factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] | None = None
+
+
 class HealthSettings(Section):
     timeout_s: Seconds = 1
     hang_s: Seconds = 10

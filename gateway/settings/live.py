@@ -21,6 +21,7 @@ LIVE = (
         "timeouts",
         "retries",
         "resume",
+        "hedge",
         "health",
         "policy",
         "billing",

@@ -217,7 +217,7 @@ class SimEngine:
     def _step_s(self, prefill_tokens: int) -> float:
         computing_s = prefill_tokens / self._settings.prefill_tokens_per_s
         loading_s = self._loaded_tokens * self._load_s_per_token
-        return max(self._settings.decode_s_per_token, computing_s + loading_s)
+        return self._faults.slowness * max(self._settings.decode_s_per_token, computing_s + loading_s)
 
     def _prefill_s(self, sequence: TokenSequence, now_s: float) -> float:
         """The time of a prefill, as metrics tell it. A machine cannot keep the time of a simulation that is faster than
@@ -225,7 +225,7 @@ class SimEngine:
         speed = self._settings.speed
         if speed > 1:
             computed_tokens = sequence.prompt.num_tokens - (sequence.cached_tokens or 0)
-            return computed_tokens / self._settings.prefill_tokens_per_s / speed
+            return self._faults.slowness * computed_tokens / self._settings.prefill_tokens_per_s / speed
         return now_s - sequence.scheduled_s if speed else 0.0
 
     def _sample(self, sequence: TokenSequence) -> None:

@@ -7,6 +7,7 @@
     hang       nothing is ever answered; with after_tokens, the stream stalls there
     slow       the first token comes `seconds` (1) later
     stall      the engine stands still and the rest works: /health is good, no token comes, no counter moves
+    slower     each step of the engine takes `times` (5) as long, until cleared
     unhealthy  /health answers 503
     block      a prompt in a body of `over_bytes` or more keeps the server from answering anything for `seconds`; its
                engine goes on
@@ -42,7 +43,7 @@ from gateway.simulator.protocol import checked
 
 _OfRequests = Literal["error", "reset", "cut", "truncate", "hang", "slow", "crash"]
 _OfEvents = Literal["drop_events", "lose_events", "duplicate_events", "delay_events"]
-_Mode = _OfRequests | _OfEvents | Literal["unhealthy", "stall", "block", "no_hits", "amnesia", "none"]
+_Mode = _OfRequests | _OfEvents | Literal["slower", "unhealthy", "stall", "block", "no_hits", "amnesia", "none"]
 OF_REQUESTS, OF_EVENTS = get_args(_OfRequests), get_args(_OfEvents)
 _CRASH_STATUS = 3
 _UNTIL_CLEARED = -1
@@ -57,6 +58,7 @@ class Fault:
     after_tokens: Annotated[int, Field(ge=0)] | None = None
     seconds: float = 1.0
     over_bytes: Annotated[int, Field(ge=0)] = 0
+    times: Annotated[float, Field(gt=0)] = 5.0
 
     @property
     def strikes_first(self) -> bool:
@@ -105,6 +107,12 @@ class Faults:
         if fault.mode == "stall":
             self.goes_on.clear()
         return fault
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer each step of the engine takes."""
+        slower = self._by_mode.get("slower")
+        return slower.times if slower is not None else 1.0
 
     def take(self, *modes: str) -> Fault | None:
         """The fault that strikes now, if one of these modes is set. Counts it."""

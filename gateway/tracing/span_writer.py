@@ -80,6 +80,7 @@ _ATTRIBUTES = {
     "state": "kvgate.state",
     "matched_tokens": "kvgate.matched_tokens",
     "waited_ms": "kvgate.waited_ms",
+    "hedged": "kvgate.hedged",
 }
 
 

@@ -23,6 +23,7 @@ BUDGET_S = 0.5
 # 100 tokens of prefill take 2 ms, and one token of an answer takes 20 ms: 4 000 tokens last longer than any test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG: dict[str, Any] = {
+    "hedge": {"max_share": 0},  # each test says which replica is slow, and where its requests go
     "redis": {"budget_ms": BUDGET_S * 1000},
     "timeouts": {"first_byte_s": FIRST_BYTE_S, "request_s": 60},
     "policy": {"allow_header": True},

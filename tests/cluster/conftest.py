@@ -17,6 +17,7 @@ from tests.redis_server import RedisServer, running_redis
 # One token of an answer takes 20 ms: a stream of 4 000 tokens stays open longer than a test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG = {
+    "hedge": {"max_share": 0},  # each test says which replica is slow, and where its requests go
     "redis": PATIENT_REDIS,
     "policy": {"allow_header": True},
     "health": {"timeout_s": 5},

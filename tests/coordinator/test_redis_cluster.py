@@ -12,6 +12,7 @@ import pytest
 from coordinator.agent.agent_store import AgentStore
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
+from coordinator.pool import hedged
 from coordinator.pool.demand import read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.resumed import turn_s
@@ -79,6 +80,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     assert (await drain(pool.run, "r1")).state == "draining"
     assert (await read_demand(pool.run, 1.0)).draining_replicas == 1
     assert await turn_s(pool.run) == 0
+    await hedged.tell(pool.run, 1, {})
     await drained(pool)
     await eventually(lambda: "repair" in ran)
     chunks = (f"kvchunk@m@01000100@0@{number:064x}" for number in range(1000))

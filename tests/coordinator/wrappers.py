@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY
@@ -23,6 +23,7 @@ from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.engine_feedback import credit, tell_measured
+from coordinator.pool.hedged import FirstBytes, tell
 from coordinator.pool.pool import Pool
 from coordinator.pool.resumed import turn_s
 from coordinator.pool.routed import Split, Way, choose_way
@@ -104,6 +105,13 @@ async def _no_connection(_on_broken: Callable[[StoreError], None]) -> Wire:
     raise StoreDown("there is none")
 
 
+def _others(run: Callable[..., Coroutine[Any, Any, Any]]) -> Iterator[Coroutine[Any, Any, Any]]:
+    yield drain(run, "r0", is_over=True)
+    yield read_demand(run, 87.5)
+    yield turn_s(run)
+    yield tell(run, 113, {"r0": FirstBytes(114, 115)})
+
+
 async def _gateway_calls(wire: Recorder) -> None:
     pool = Pool("m", "gw0", 1.0, connect=_no_connection)
     knobs = PolicyKnobs("random", 21, 22.5, 23.5, 24, 25)
@@ -144,7 +152,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     await pool.seats.close()
     pool.reservations.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
-    await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5), turn_s(pool.run))
+    await _begun(*_others(pool.run))
     await _record_calls(wire)
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81)
@@ -236,6 +244,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "drain": ["r0", 1, 0],
     "demand": [87.5],
     "resume": [8, 10],
+    "hedge": [113, "r0 114 115"],
     "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
     "repair": [1, 0, 500, 0, 60_000],

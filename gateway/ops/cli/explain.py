@@ -78,6 +78,8 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     for left in record.get("resumed") or ():
         ending = "the gateway sent its end" if left["how"] == "closed" else f"it went on elsewhere ({left['how']})"
         yield f"{left['replica']} broke its stream off ({left['why']}); {ending}"
+    if record.get("hedged"):
+        yield f"{record['hedged']} was late, so a second attempt was made, which began first"
     replica = record["replica"]
     if replica is None:
         yield "went to no replica"

@@ -1,0 +1,176 @@
+"""A stream whose first byte is late gets a second attempt elsewhere, as far as the cluster's allowance goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio as redis
+
+from bench.cluster import Cluster, SimReplica, running_cluster
+from coordinator.keys import PoolKeys
+from gateway.ops.cli.explain import reasons
+from tests.chaos.stage import BUDGET_S, Stage
+from tests.cluster.clients import CHAT
+from tests.cluster.ledger import Ledger
+from tests.polling import eventually
+from tests.redis_server import RedisServer, running_redis
+
+# A prompt of about 600 tokens takes 60 ms, and each step of a slow replica two seconds.
+REPLICA_ARGUMENTS = ("--prefill-tokens-per-s", "10000", "--decode-s-per-token", "0.01")
+PROMPT_TOKENS = 500
+"""At least."""
+SLOWER = 200
+SHARE = 0.2
+CONFIG: dict[str, Any] = {
+    "redis": {"budget_ms": BUDGET_S * 1000},
+    "hedge": {"late_factor": 2, "max_share": SHARE},
+}
+
+
+class HedgeStage(Stage):
+    """A cluster whose requests are late when their replica is slow."""
+
+    client: redis.Redis
+
+    def __init__(self, cluster: Cluster, redis: RedisServer) -> None:
+        super().__init__(cluster, redis)
+        self.keys = PoolKeys(cluster.pool)
+
+    async def allowance(self) -> tuple[float, float]:
+        """The tokens that were placed, and those that were computed twice; both fade."""
+        placed, hedged = await self.client.hmget(self.keys.hedges, "placed", "hedged")
+        return float(placed or 0), float(hedged or 0)
+
+    async def streams(self, text: str, gateway: int = 0, **fields: Any) -> httpx.Response:
+        body = {"model": "sim", "max_tokens": 8, "stream": True, "messages": [{"role": "user", "content": text}]}
+        answer = await self.http.post(self.urls[gateway] + CHAT, json={**body, **fields})
+        assert answer.status_code == 200, answer.text
+        assert answer.text.endswith("data: [DONE]\n\n")
+        return answer
+
+    async def earns(self, requests: int = 8) -> None:
+        """Replicas compute so many prompts, and Redis hears of it."""
+        before, _ = await self.allowance()
+        await asyncio.gather(*(self.streams(self.new_prompt()) for _ in range(requests)))
+
+        async def is_told() -> bool:
+            return (await self.allowance())[0] > before + PROMPT_TOKENS * requests
+
+        await eventually(is_told)
+
+    async def slow_owner(self) -> tuple[str, SimReplica]:
+        """A prompt, and the replica that has it and is slow from now on."""
+        text = self.new_prompt()
+        answer = await self.streams(text)
+        owner = self.replica(answer.headers["x-kvgate-replica"])
+        await self.fail(owner, "slower", times=SLOWER)
+        return text, owner
+
+    async def outcomes(self, outcome: str) -> float:
+        return await self.metric_of_all("kvgate_hedges_total", outcome=outcome)
+
+
+@pytest.fixture(scope="module")
+def hedge_redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hedge_cluster(hedge_redis: RedisServer) -> Iterator[HedgeStage]:
+    with running_cluster(
+        gateways=2,
+        replicas=3,
+        replica_arguments=REPLICA_ARGUMENTS,
+        events=False,
+        config=CONFIG,
+        redis_url=hedge_redis.url,
+    ) as cluster:
+        yield HedgeStage(cluster, hedge_redis)
+
+
+@pytest.fixture
+async def stage(hedge_cluster: HedgeStage) -> AsyncIterator[HedgeStage]:
+    stage = hedge_cluster
+    async with (
+        httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=None)) as http,
+        redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2) as client,
+    ):
+        stage.http, stage.client, stage.ledger = http, client, Ledger(client, stage.cluster.pool)
+        await stage.healed()
+        await client.delete(stage.keys.hedges, stage.keys.late)
+        yield stage
+        await asyncio.gather(*(stage.clear_faults(replica) for replica in stage.cluster.replicas))
+        await eventually(stage.all_load_is_given_back)
+
+
+async def test_a_late_stream_is_answered_by_another_replica(stage: HedgeStage) -> None:
+    await stage.earns()
+    text, owner = await stage.slow_owner()
+    aborted = (await stage.replica_state(owner))["aborted"]
+    answer = await stage.streams(text, gateway=1)
+    second = answer.headers["x-kvgate-replica"]
+    assert second != owner.id
+    assert f"hedged={owner.id}" in answer.headers["x-kvgate-decision"]
+    assert (await stage.replica_state(owner))["aborted"] == aborted + 1
+    assert await stage.outcomes("won") == 1
+
+    async def told() -> Any:
+        kept = await stage.http.get(f"{stage.urls[0]}/v1/decisions/{answer.headers['x-request-id']}")
+        return kept.json().get("decisions")
+
+    [record] = await eventually(told)
+    assert (record["hedged"], record["replica"]) == (owner.id, second)
+    assert any(line.startswith(f"{owner.id} was late") for line in reasons(record))
+
+
+async def test_a_late_prompt_is_expected_only_where_it_was_computed(stage: HedgeStage) -> None:
+    await stage.earns()
+    everybody = {replica.id for replica in stage.cluster.replicas}
+    for replica in stage.cluster.replicas[:2]:
+        await stage.fail(replica, "slower", times=SLOWER)
+    text = stage.new_prompt()
+    answer = await stage.streams(text)
+    second, first = answer.headers["x-kvgate-replica"], answer.headers["x-kvgate-decision"].partition("hedged=")[2]
+    if first:  # it was placed at a slow one
+        held = {name: told["matched_tokens"] for name, told in (await stage.explained(text)).items()}
+        assert held[second] > 0
+        assert [held[name] for name in everybody - {second}] == [0, 0]
+
+
+async def test_a_client_that_leaves_takes_both_attempts_with_it(stage: HedgeStage) -> None:
+    await stage.earns()
+    for replica in stage.cluster.replicas:
+        await stage.fail(replica, "slower", times=SLOWER)
+    body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": stage.new_prompt()}]}
+    asking = asyncio.get_running_loop().create_task(stage.http.post(stage.urls[0] + CHAT, json=body))
+
+    async def both_compute() -> bool:
+        states = [await stage.replica_state(replica) for replica in stage.cluster.replicas]
+        return sum(state["running"] + state["waiting"] for state in states) == 2
+
+    await eventually(both_compute)
+    asking.cancel()
+
+    async def nobody_computes() -> bool:
+        states = [await stage.replica_state(replica) for replica in stage.cluster.replicas]
+        return not any(state["running"] + state["waiting"] for state in states)
+
+    await eventually(nobody_computes)
+
+
+async def test_all_gateways_hedge_no_more_than_their_share(stage: HedgeStage) -> None:
+    before = await stage.metric_of_all("kvgate_hedged_tokens_total")
+    await stage.earns()
+    for replica in stage.cluster.replicas:
+        await stage.fail(replica, "slower", times=SLOWER / 10)
+    await asyncio.gather(*(stage.streams(stage.new_prompt(), number % 2) for number in range(12)))
+    hedged = await stage.metric_of_all("kvgate_hedged_tokens_total") - before
+    placed, faded = await stage.allowance()
+    assert 0 < faded <= hedged
+    assert faded <= SHARE * placed
+    assert await stage.outcomes("withheld") > 0
