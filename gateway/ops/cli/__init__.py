@@ -20,7 +20,6 @@ from gateway.ops.cli import (
     replica,
     replicas,
     serve,
-    top,
     usage,
     watch,
 )
@@ -45,7 +44,6 @@ _COMMANDS = (
     cluster.status,
     owners.owners,
     explain.explain,
-    top.top,
     watch.watch,
     usage.usage,
     operate.queue,

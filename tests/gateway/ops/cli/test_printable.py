@@ -6,13 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from gateway.ops.cli import tables
 from gateway.ops.cli.printable import all_printable, printable, printable_lines
-from gateway.ops.cli.top_view import Tally, view
 from gateway.ops.local.cluster_status import MemberStatus
-from tests.gateway.ops.cli.test_top import SEEN
 
 EVIL = "x\x1b]0;PWNED\x07\x9b2J\u202e"
 SHOWN = "x?]0;PWNED??2J?"
@@ -29,22 +26,14 @@ QUEUE = {
 }
 
 
-def show_top() -> None:
-    tally = Tally(0.0)
-    tally.trouble = tally.problem = EVIL
-    seen = {**SEEN, "pools": [{**QUEUE, "pool": "m"}]}
-    Console(width=200).print(view(seen, tally, "name", 1.0))
-
-
 @pytest.mark.parametrize(
     "show",
     [
         lambda: tables.print_owners(EXPLAINED),
         lambda: tables.print_queue(QUEUE),
         lambda: tables.print_status([MemberStatus("replica", EVIL, EVIL, None, "ready", EVIL)]),
-        show_top,
     ],
-    ids=["owners", "queue", "status", "top"],
+    ids=["owners", "queue", "status"],
 )
 def test_no_command_prints_an_escape_of_somebody_elses(
     show: Callable[[], Any], capsys: pytest.CaptureFixture[str]

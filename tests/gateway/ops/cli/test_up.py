@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import http.server
 import json
-import os
-import pty
 import re
-import select
 import signal
 import stat
-import struct
 import subprocess
-import termios
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +21,7 @@ from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
 from gateway.ops.local.state_dir import read_processes
 from tests import polling
-from tests.gateway.ops.cli.conftest import COMMAND, Kvgate
+from tests.gateway.ops.cli.conftest import Kvgate
 from tests.redis_server import RedisServer, running_redis
 from tests.threaded_server import SilentHandler, in_thread
 
@@ -152,41 +146,6 @@ def test_owners_takes_a_request_body_with_an_image(shared_kvgate: Kvgate, cluste
     options = ["owners", "--state-dir", str(shared_kvgate.state_dir), "--json", "-"]
     result = shared_kvgate.call(*options, stdin=json.dumps(body))
     assert json.loads(result.stdout)["chain"][-1]["images"] == 1
-
-
-@pytest.mark.parametrize("ends_with", ["q", "a terminal that is gone"])
-def test_top_shows_a_request_in_a_terminal_and_ends_with(
-    ends_with: str, shared_kvgate: Kvgate, cluster: dict[str, Any]
-) -> None:
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    command = [*COMMAND, "top", "--interval-s", "0.2", "--state-dir", str(shared_kvgate.state_dir)]
-    env = {name: value for name, value in shared_kvgate.environment.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-    shown = bytearray()
-
-    def shows(wanted: bytes) -> bool:
-        if select.select([ours], [], [], 0)[0]:
-            shown.extend(os.read(ours, 65536))
-        return wanted in shown
-
-    with subprocess.Popen(command, env=env, stdin=its, stdout=its) as top:
-        try:
-            polling.wait_until(lambda: shows(b"last decisions"))
-            ids: list[bytes] = []
-
-            def shows_one() -> bool:  # a request that ended before it looked is not shown
-                ids.append(ask(cluster["url"]).headers["x-request-id"].encode())
-                return any(map(shows, ids))
-
-            polling.wait_until(shows_one)
-            if ends_with == "q":
-                os.write(ours, b"q")
-            else:
-                os.close(ours)
-                os.close(its)
-            top.wait(10)
-        finally:
-            top.kill()
 
 
 def output_until(process: subprocess.Popen[str], wanted: str) -> str:
