@@ -31,7 +31,7 @@ MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mi
 	bench-fleet-grid bench-store
 
 define HELP
-make up           a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C; ARGS='--load mixed' sends it a gentle load
+make up           a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
 make test         the tests, with real Redis and real processes; ARGS=tests/api runs only these
 make check        lint, format, types, length of functions, compose files: they must be clean before a commit
 make install      what these need, into .venv

@@ -15,9 +15,9 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from bench.cluster import running_cluster
-from gateway.ops.local import gentle_load
 from gateway.ops.local.state_dir import read_cluster
 from tests.api.stage import api_key, bearer
+from tests.browser import gentle_load
 from tests.browser.test_console import held, log_in
 from tests.polling import wait_until
 from tests.programs import CHROMIUM
@@ -81,7 +81,7 @@ def with_load(browser: Browser) -> None:
         described = read_cluster(cluster.state_dir)
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
-        load = asyncio.run_coroutine_threadsafe(gentle_load.run(described, "sim", "mixed"), loop)
+        load = asyncio.run_coroutine_threadsafe(gentle_load.run(described, "sim"), loop)
         url = cluster.gateway_urls[0]
         with (
             page(browser, "light") as light,

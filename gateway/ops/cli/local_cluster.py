@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +18,6 @@ from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
 _DEFAULT_SIMULATED = 2
 _POLICIES = ", ".join(f"{name} ({meaning})" for name, meaning in POLICIES.items())
-
-
-class Load(StrEnum):
-    """What `--load` sends."""
-
-    images = "images"
-    chat = "chat"
-    mixed = "mixed"
 
 
 # The options of `up` that need more than a line.
@@ -81,7 +72,6 @@ def up(
     speed: Annotated[float, Option(min=0, help="Divides every simulated time; 0 means no delays at all.")] = 1.0,
     config: Config = None,
     demo: Annotated[bool, Option("--demo/--no-demo", help="Send the first requests, unless --detach is given.")] = True,
-    load: Annotated[Load | None, Option(help="Go on sending a gentle load: of what.", show_default="none")] = None,
     replica: FrontedReplicas = None,
 ) -> None:
     """Start a cluster on this machine: Redis, replicas and gateways behind one shared address.
@@ -90,20 +80,17 @@ def up(
     what the replica holds. Once all can serve, kvgate sends a text request and an
     image request, and shows where they went and why. It runs until Ctrl-C; then it
     stops everything within 5 seconds. A process that dies earlier is reported, and
-    not restarted. --load gives the console something to show: conversations,
-    questions about pictures, or both.
+    not restarted.
 
     \b
     Examples:
       kvgate up
       kvgate up --gateways 4 --replicas 3 --port 8090 --state-dir .kvgate-8090
       kvgate up --detach && kvgate status && kvgate down
-      kvgate up --load mixed
       kvgate up --redis-url redis://127.0.0.1:6379
       kvgate up --replica http://gpu0:8000 --replica http://gpu1:8000
     """
-    from gateway.ops.cli.config import contradictions_in
-    from gateway.ops.cli.config import load as load_settings
+    from gateway.ops.cli.config import contradictions_in, load
     from gateway.ops.cli.up import run
     from gateway.ops.local.plan import Plan, parse_fronted
 
@@ -126,9 +113,9 @@ def up(
     )
     if config is not None:
         with suppress(CommandError):  # the gateways' own settings are told below
-            for warning in contradictions_in(load_settings(config)):
+            for warning in contradictions_in(load(config)):
                 typer.echo(f"warning: {warning}", err=True)
-    asyncio.run(run(plan, os.environ, with_demo=demo, load=load.value if load else None))
+    asyncio.run(run(plan, os.environ, with_demo=demo))
 
 
 def down(state_dir: StateDir = DEFAULT_STATE_DIR) -> None:

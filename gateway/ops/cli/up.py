@@ -20,7 +20,6 @@ from rich.markup import escape
 from coordinator.keys import prefix
 from coordinator.redis.address import is_cluster
 from gateway.ops.cli.printable import printable
-from gateway.ops.local import gentle_load
 from gateway.ops.local.cluster import LocalCluster
 from gateway.ops.local.demo import DemoRequest, KeyWantedError, first_model, send_requests
 from gateway.ops.local.plan import Plan
@@ -34,9 +33,8 @@ Key = Literal["set", "wanted"] | None
 """Whether requests need an API key: it is set, or it is wanted. None: they need none."""
 
 
-async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | None) -> None:
-    """Start the plan's cluster and stay until a signal asks to stop. With `detach`, return when it can serve. `load` is
-    what to send meanwhile."""
+async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
+    """Start the plan's cluster and stay until a signal asks to stop. With `detach`, return when it can serve."""
     console = Console(highlight=False, soft_wrap=True)
     cluster = LocalCluster(plan, env, say=lambda text: console.print(text, markup=False))
     _cancel_on_signals()
@@ -45,7 +43,7 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
         layout = await cluster.start()
         ready = True
         _show_layout(console, layout, plan)
-        model, key = await _ask_first(console, cluster, layout, plan, env, with_demo, load)
+        model, key = await _ask_first(console, layout, plan, env, with_demo)
         if plan.detach:
             console.print(f"send it a request with:\n{_request(layout, model or 'MODEL', key)}", markup=False)
             return
@@ -64,16 +62,9 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | N
 
 
 async def _ask_first(
-    console: Console,
-    cluster: LocalCluster,
-    layout: Cluster,
-    plan: Plan,
-    env: Mapping[str, str],
-    with_demo: bool,
-    load: str | None,
+    console: Console, layout: Cluster, plan: Plan, env: Mapping[str, str], with_demo: bool
 ) -> tuple[str | None, Key]:
-    """Sends the first requests, and begins with the load. Returns a model's name, if one is known, and whether requests
-    need a key."""
+    """Sends the first requests. Returns a model's name, if one is known, and whether requests need a key."""
     key, sends = env.get(_KEY) or None, with_demo and not plan.detach
     needs: Key = "set" if key else None
     why_not = "no replica lists a model"
@@ -85,16 +76,12 @@ async def _ask_first(
         needs = "wanted"
         model = await first_model(layout.replicas[0].url, env.get("KVGATE_REPLICA_API_KEY"), is_gateway=False)
     if model is None or needs == "wanted":
-        what = "no request was sent" if load is None else "no request was sent, and no load is"
-        console.print(f"\n[yellow]{what}[/]: {why_not}" if sends or load else f"[yellow]{why_not}[/]")
+        console.print(f"\n[yellow]no request was sent[/]: {why_not}" if sends else f"[yellow]{why_not}[/]")
         return model, needs
     if sends:
         console.print("\n[bold]Two requests, each sent to two gateways[/]")
         async for request in send_requests(layout, model, key):
             console.print(_line_of(request))
-    if load is not None:
-        cluster.start_load(model, load, key)
-        console.print(f"\n{gentle_load.CLIENTS} clients send a gentle load ({load}) from now on")
     return model, needs
 
 

@@ -11,7 +11,6 @@
     state_dir       cluster.json for programs, processes.json for `down`, the gateways' configurations
     cluster_status  which members of a cluster answer; stopping a detached one
     demo            the first requests of a new cluster
-    gentle_load     what --load sends, so that there is something to see
 
 For laptops and tests, and for Linux only (a process is identified by its start time in /proc). Nothing here restarts a
 process that dies: an orchestrator does that, and tests kill processes to see how the others react.

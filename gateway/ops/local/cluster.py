@@ -104,11 +104,6 @@ class LocalCluster:
         write_cluster(plan.state_dir, cluster)
         return cluster
 
-    def start_load(self, model: str, load: str, key: str | None) -> None:
-        """Start a process that sends a gentle load, one of gentle_load.LOADS, with this API key."""
-        command = (sys.executable, "-P", "-m", "gateway.ops.cli.load", str(self._plan.state_dir), model, load)
-        self._start("load", "load", command, {"KVGATE_API_KEY": key} if key else None)
-
     async def news(self) -> AsyncIterator[str]:
         """Yields what the user should know from now on: a process that exits, and whether gateways use the file that
         they follow; never ends."""

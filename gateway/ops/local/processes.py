@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["up", "load", "gateway", "agent", "replica", "redis"]
+Kind = Literal["up", "gateway", "agent", "replica", "redis"]
 
 # The order in which kinds are stopped, and when each is killed, in seconds from the start. A kind that stops early
 # leaves its time to the next. Gateways need the replicas to finish their streams, and Redis to release their load;
 # agents need Redis to release their replicas.
 _STOP_ORDER: tuple[tuple[tuple[Kind, ...], float], ...] = (
-    (("load", "gateway"), 3.0),
+    (("gateway",), 3.0),
     (("agent", "replica"), 4.1),
     (("redis",), 4.5),
 )

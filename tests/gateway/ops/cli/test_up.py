@@ -258,22 +258,6 @@ def write_and_tell(file: Path, text: str, kvgate: Kvgate) -> None:
             process.signal(signal.SIGHUP)
 
 
-def has_hits(url: str) -> bool:
-    """Whether a gateway has sent requests to replicas that held their prompts."""
-    return (
-        re.search(r'^kvgate_decisions_total{.*why="(partial_)?hit".*} [1-9]', httpx.get(f"{url}/metrics").text, re.M)
-        is not None
-    )
-
-
-async def test_a_load_goes_on_when_the_command_has_returned_until_the_cluster_stops(kvgate: Kvgate) -> None:
-    assert kvgate.up("--detach", "--load", "chat", "--replicas", "1").returncode == 0
-    for gateway in kvgate.cluster()["gateways"]:
-        assert await wait_until(lambda url=gateway["url"]: has_hits(url), 30)
-    assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).stdout == "stopped 6 processes\n"
-    assert kvgate.alive() == []
-
-
 async def test_down_stops_a_cluster_that_runs_in_the_foreground(kvgate: Kvgate) -> None:
     with kvgate.up_in_foreground("--no-demo", "--gateways", "1", "--replicas", "1") as up:
         output_until(up, "Ctrl-C stops everything")

@@ -1,14 +1,14 @@
-"""A gentle load for a new cluster, so that there is something to see: some clients ask, read the answer, and think.
+"""A gentle load, so that the pictures have something to show: some clients ask, read the answer, and think.
 
-`chat` are conversations with one of a few system prompts, each of a few turns. `images` are questions about a few
-pictures. `mixed` is half of each. Each turn goes to the next gateway.
+Half of them hold conversations with one of a few system prompts, half ask about a few pictures. Each turn goes to the
+next gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import cycle
 from typing import Any
@@ -20,7 +20,7 @@ from PIL import Image
 from gateway.ops.local.demo import client, picture
 from gateway.ops.local.state_dir import Cluster
 
-CLIENTS = 6
+_CLIENTS = 6
 _TURNS, _ANSWER_TOKENS, _THINKS_S = 4, 48, 3.0
 _SYSTEM_PROMPTS = [
     f"You are the assistant of team {team}. " + f"A rule of team {team}: answer in short and plain sentences. " * 40
@@ -44,15 +44,12 @@ def _images(dice: random.Random) -> list[Message]:
     return [{"role": "user", "content": content}, {"role": "assistant", "content": "I see it."}]
 
 
-LOADS: dict[str, Sequence[Beginning]] = {"chat": (_chat,), "images": (_images,), "mixed": (_chat, _images)}
-
-
-async def run(cluster: Cluster, model: str, load: str, key: str | None = None) -> None:
-    """Send until cancelled, with this API key. Failures are left out here: the cluster tells of them."""
+async def run(cluster: Cluster, model: str) -> None:
+    """Send until cancelled. Failures are left out here: the cluster tells of them."""
     gateways = cycle(gateway.url for gateway in cluster.gateways)
-    beginnings = cycle(LOADS[load])
-    async with client(key) as http, asyncio.TaskGroup() as group:
-        for number in range(CLIENTS):
+    beginnings = cycle((_chat, _images))
+    async with client(None) as http, asyncio.TaskGroup() as group:
+        for number in range(_CLIENTS):
             group.create_task(_client(http, gateways, model, next(beginnings), random.Random(number)))
 
 
