@@ -30,7 +30,7 @@ def replica_command(
     Run each in a shell, container or unit of its own, in the given order. The
     commands contain all that must be the same on all replicas, so that they share
     KV and the map is true: hashing, chunk size, TTLs, timeouts, KV events. This
-    starts nothing, and reads no file but the model's config.json.
+    starts nothing.
 
     No password is printed. If the Redis has one, the commands read it, when they
     run, from the variable that holds its URL: KVGATE_REDIS_URL, or

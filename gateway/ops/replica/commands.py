@@ -5,15 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gateway.ops.replica import lmcache_options as lmcache
 from gateway.ops.replica import vllm
-from gateway.ops.replica.model_size import kv_bytes_per_token, unknown_size
 from gateway.ops.replica.settings import LmcacheSettings, ReplicaFile, VllmSettings
 from gateway.ops.replica.sharing import Pace, check_chunk, chunk_tokens, chunks_of, pace, usual_chunk_tokens
 from gateway.settings.config_file import SettingsError
+
+_HOW = (
+    "give what one token's KV takes on one GPU: 2 x layers x KV heads on one GPU x head dimension x bytes of a number, "
+    "for example 2 x 28 x 4 x 128 x 2 = 57344 for Qwen2.5-7B in bfloat16"
+)
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,12 @@ def _sizes(tier: LmcacheSettings, engine: VllmSettings) -> tuple[int, Pace | Non
         raise SettingsError([f"lmcache.chunk_tokens: {what}"])
     if tier.redis is None:
         return tier.chunk_tokens or usual_chunk_tokens(engine.block_size), None
-    token_bytes = _kv_bytes_per_token(engine)
+    token_bytes = engine.kv_bytes_per_token
+    if token_bytes is None:
+        raise SettingsError([f"vllm.kv_bytes_per_token: is missing; {_HOW}"])
     tokens = tier.chunk_tokens or chunk_tokens(token_bytes, engine.block_size)
     check_chunk(tokens, token_bytes, engine.block_size)
     return tokens, pace(chunks_of(engine.max_model_len, tokens, engine.tensor_parallel_size), tier.redis.max_stall_s)
-
-
-def _kv_bytes_per_token(engine: VllmSettings) -> int:
-    if engine.kv_bytes_per_token is not None:
-        return engine.kv_bytes_per_token
-    folder = Path(engine.model)
-    if not folder.is_dir():
-        raise unknown_size("vllm.model is no folder here whose config.json tells it")
-    return kv_bytes_per_token(folder, engine.dtype, engine.kv_cache_dtype, engine.tensor_parallel_size)
 
 
 def _lmcache_server(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, redis_pace: Pace | None) -> Command:

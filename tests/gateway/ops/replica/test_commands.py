@@ -15,7 +15,6 @@ import pytest
 
 from gateway.ops.replica.commands import Command, as_json, as_shell, commands
 from gateway.ops.replica.settings import build_replica
-from gateway.settings.config_file import SettingsError
 
 VLLM = {"model": "org/model", "max_model_len": 4096, "kv_bytes_per_token": 57344}
 SECRET_URL = "redis://chunks:a%20secret%22'@h:6379/3"
@@ -110,17 +109,6 @@ def test_the_server_logs_in_with_what_its_environment_says_and_never_has_the_pas
     assert (redis["username"], redis["database_id"]) == ("chunks", 3)
     assert "password" not in redis
     assert login == {"username": "chunks", "password": "a secret\"'"}
-
-
-def test_a_local_model_tells_its_size_itself(tmp_path: Path) -> None:
-    engine = {"model": str(tmp_path), "max_model_len": 4096, "block_size": 32}
-    tier = {"cpu_gb": 1, "redis": {}}
-    with pytest.raises(SettingsError, match=r"vllm\.kv_bytes_per_token: .* config\.json cannot be read"):
-        built(vllm=engine, lmcache=tier)
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
-    (tmp_path / "config.json").write_text(json.dumps({**shape, "dtype": "float32"}))
-    server = built(vllm={**engine, "dtype": "float32"}, lmcache=tier)[0]
-    assert server.argv[server.argv.index("--chunk-size") + 1] == "512"  # 2 KiB per token
 
 
 def test_a_replica_that_listens_on_one_address_is_reached_there() -> None:
