@@ -59,7 +59,6 @@ _COMMANDS = (
     replica.replica_command,
     config.check_config,
     config.hash_key,
-    config.version,
 )
 for command in _COMMANDS:
     # Given explicitly, because Typer cuts a docstring's first line to its width.

@@ -1,4 +1,4 @@
-"""Commands around configuration: check-config, hash-key, version."""
+"""Commands around configuration: check-config, hash-key, --version."""
 
 from __future__ import annotations
 
@@ -175,19 +175,9 @@ def hash_key() -> None:
     typer.echo(f'sha256: "{hashlib.sha256(key.encode()).hexdigest()}"')
 
 
-def version() -> None:
-    """Print the version.
-
-    \b
-    Examples:
-      kvgate version
-    """
-    from importlib import metadata
-
-    typer.echo(metadata.version("kvgate"))
-
-
 def print_version(wanted: bool) -> None:
     if wanted:
-        version()
+        from gateway import __version__
+
+        typer.echo(__version__)
         raise typer.Exit

@@ -23,7 +23,7 @@ from tests.threaded_server import SilentHandler, in_thread
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMANDS = ["up", "down", "status", "owners", "explain", "gateway", "agent", "replica-sim", "check-config"]
-COMMANDS += ["hash-key", "version", "replica-command", "doctor", "queue", "drain", "undrain", "audit"]
+COMMANDS += ["hash-key", "replica-command", "doctor", "queue", "drain", "undrain", "audit"]
 COMMANDS += [f"keys {verb}" for verb in ("create", "list", "rotate", "revoke")]
 
 
@@ -134,9 +134,9 @@ def test_help_loads_nothing_that_is_slow_to_import() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_version_is_the_same_as_a_command_and_as_an_option(kvgate: Kvgate) -> None:
+def test_the_version_is_that_of_the_project(kvgate: Kvgate) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert kvgate.run("version").stdout == kvgate.call("--version").stdout == f"{version}\n"
+    assert kvgate.call("--version").stdout == f"{version}\n"
 
 
 def test_check_config_accepts_the_annotated_file(kvgate: Kvgate) -> None:
