@@ -125,7 +125,7 @@ def test_only_upstream_speaks_to_replicas() -> None:
     assert servers == {"gateway/ops/agent_control.py"}
     speakers = {name for library in ("httptools", "httpx") for name in importers(library, ("gateway",))}
     others = ("gateway/http/", "gateway/ops/", "gateway/doctor/")
-    to_no_replica = {"gateway/replicas/discovery/kubernetes.py", "gateway/tracing/proxied.py"}
+    to_no_replica = {"gateway/replicas/discovery/kubernetes.py"}
     assert {name for name in speakers if not name.startswith(("gateway/upstream/", *others))} == to_no_replica
 
 

@@ -7,6 +7,5 @@ span_writer     these as a message of OTLP
 protobuf        the format of that
 otlp_sender     the queue of traces
 backend         the way to the backend
-proxied         the way to it through a proxy
 otel_variables  what OpenTelemetry's variables say of all this
 """

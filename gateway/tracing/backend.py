@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -20,10 +20,6 @@ SENDS_WITHIN_S = 5.0
 _READS_WITHIN_S = 1.0
 _MOST_ANSWER_BYTES = 65_536
 _REASONS = {"reset": "the connection broke", "protocol": "the answer is not HTTP"}
-
-Post = Callable[[str, ssl.SSLContext | None, Mapping[str, str], bytes], Awaitable[int]]
-"""Sends a batch to a URL, with these headers, and returns the status of the answer. Who has no context trusts the
-system's authorities. Raises NotSent."""
 
 
 class NotSent(Exception):
@@ -37,7 +33,8 @@ class NotSent(Exception):
 
 
 async def post(url: str, trusts: ssl.SSLContext | None, headers: Mapping[str, str], body: bytes) -> int:
-    """The way without a proxy: see Post."""
+    """Send a batch to a URL, with these headers, and return the status of the answer. Who has no context trusts the
+    system's authorities. Raises NotSent."""
     target = "/" if urlsplit(url).path[-1:] in ("", "/") else ""
     upstream = Upstream(SENDS_WITHIN_S, None, lambda: trusts or tls_context())
     try:
@@ -48,14 +45,10 @@ async def post(url: str, trusts: ssl.SSLContext | None, headers: Mapping[str, st
                 await answer.gathered(_MOST_ANSWER_BYTES, lambda _size_bytes: True)
         return answer.status
     except TimeoutError:
-        raise late() from None
+        raise NotSent(f"no answer within {SENDS_WITHIN_S:g} s", is_final=True) from None
     except UpstreamError as error:  # who got no connection tries again; otherwise the backend may have the batch
         is_refused = error.reason == "refused"
         why = error.detail if is_refused else _REASONS.get(error.reason, error.reason)
         raise NotSent(why, is_final=not is_refused) from None
     finally:
         await upstream.close()
-
-
-def late() -> NotSent:
-    return NotSent(f"no answer within {SENDS_WITHIN_S:g} s", is_final=True)

@@ -1,5 +1,5 @@
 """The variables of OpenTelemetry that a gateway heeds, as its specification has them:
-https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/. And whether there is a proxy.
+https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _OWN_HEADERS = frozenset(
     {"connection", "content-encoding", "content-length", "content-type", "host", "transfer-encoding"}
 )
-_PROXIED = {scheme: (f"{scheme}_proxy", f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}
 
 
 class BadVariable(Exception):
@@ -37,8 +36,6 @@ class OtelVariables:
     certificate: str = ""
     """The file with the certificate that the backend sees; empty: none."""
     key: str = ""
-    proxies: frozenset[str] = frozenset()
-    """The schemes of URLs that there is a proxy for; `all`: each."""
     delay_s: float = 5.0
     """Between two batches."""
     most_waiting: int = 512
@@ -59,7 +56,6 @@ class OtelVariables:
             authorities=_of_exporter(env, "CERTIFICATE")[1],
             certificate=_of_exporter(env, "CLIENT_CERTIFICATE")[1],
             key=_of_exporter(env, "CLIENT_KEY")[1],
-            proxies=frozenset(scheme for scheme in _PROXIED if any(map(env.get, _PROXIED[scheme]))),
             delay_s=_number(env, "OTEL_BSP_SCHEDULE_DELAY", round(cls.delay_s * 1000)) / 1000,
             most_waiting=most_waiting,
             batch=min(most_waiting, _number(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", cls.batch)),

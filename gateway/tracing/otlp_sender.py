@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -58,11 +57,6 @@ class OtlpSender(Generic[Trace]):
         if variables.has_gzip:
             self._headers["content-encoding"] = "gzip"
         self._trusts = variables.tls_context() if self._has_tls else None
-        self._post = backend.post
-        if {urlsplit(endpoint).scheme, "all"} & variables.proxies:
-            from gateway.tracing import proxied
-
-            self._post = proxied.post
         self._waiting: deque[Trace | bytes] = deque()
         """Those that were tried before are written."""
         self._sending = 0
@@ -176,7 +170,7 @@ class OtlpSender(Generic[Trace]):
         if self._variables.has_gzip:
             body = await asyncio.to_thread(gzip.compress, body, 1)
         try:
-            status = await self._post(self._endpoint, self._trusts, self._headers, body)
+            status = await backend.post(self._endpoint, self._trusts, self._headers, body)
         except NotSent:
             raise
         except Exception as error:

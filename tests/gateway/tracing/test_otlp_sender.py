@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import subprocess
 import sys
@@ -230,19 +229,6 @@ async def test_an_answer_without_an_end_is_not_read_to_its_end() -> None:
                 await is_left.wait()
     assert told == []
     assert sum(written) < 20_000_000, "it is left when some buffers are full"
-
-
-def of_environment() -> frozenset[str]:
-    return OtelVariables.of(os.environ).proxies
-
-
-async def test_traces_go_through_the_proxy_of_the_environment(
-    received: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", received.url.removesuffix("/v1/traces"))
-    async with sending("http://nowhere.invalid/v1/traces", replace(SOON, proxies=of_environment())) as sender:
-        sender.put("passed on")
-    assert [span["name"] for span in received.spans] == ["passed on"]
 
 
 async def test_what_nobody_has_thought_of_loses_a_batch_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
