@@ -23,7 +23,6 @@ Constraint = Callable[[bytes], str]
 """Makes the text of an answer, the same one for the same seed. Raises a 400 if there is none."""
 
 _ANY_OBJECT = {"properties": {"answer": {"type": "string"}}}
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SHALLOW = 4
 """Values that may be absent are present down to this depth, so that recursive schemas end."""
 _REFUSED = frozenset({"allOf", "not", "if", "multipleOf", "uniqueItems", "contains", "minProperties", "pattern"})
@@ -51,39 +50,30 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
 
 def constraint(body: dict[str, Any]) -> Constraint | None:
     """The constraint of a chat or completions body, or None. Raises a 400."""
-    response_format, outputs = body.get("response_format") or {"type": "text"}, body.get("structured_outputs")
-    if response_format["type"] == "text" and outputs is None:
+    told, outputs = body.get("response_format") or {"type": "text"}, body.get("structured_outputs")
+    if told["type"] == "text" and outputs is None:
         return None
-    wanted = {kind: outputs[kind] for kind in _KINDS if outputs.get(kind) is not None} if outputs else {}
-    match response_format["type"]:
-        case "json_object" | "structural_tag" as kind:
-            wanted[kind] = True
-        case "json_schema":
-            schema = (response_format.get("json_schema") or {}).get("schema")
-            wanted |= {} if schema is None else {"json": schema}
+    wanted: dict[str, Any] = {kind: given for kind, given in (outputs or {}).items() if given is not None}
+    if told["type"] == "json_schema":
+        wanted["json"] = (told.get("json_schema") or {}).get("schema")
+    elif told["type"] != "text":
+        wanted[told["type"]] = True
     if len(wanted) != 1:
         raise bad_request(f"an answer has one constraint, not {len(wanted)}: {', '.join(wanted)}")
-    ((kind, given),) = wanted.items()
-    return _constraint(kind, given)
-
-
-def _constraint(kind: str, given: Any) -> Constraint:
-    match kind:
-        case "json":
+    match wanted.popitem():
+        case "json", schema:
             try:
-                schema = orjson.loads(given) if isinstance(given, str) else given
+                schema = orjson.loads(schema) if isinstance(schema, str) else schema
             except orjson.JSONDecodeError as error:
                 raise bad_request(f"structured_outputs.json: {error}") from error
             return lambda seed: json_text(schema, seed)
-        case "choice":
-            if not given:
-                raise bad_request(f"Choice '{given}' cannot be an empty list")
-            return lambda seed: str(Random(seed).choice(given))
-        case "json_object":
-            if given is not True:
-                raise bad_request("structured_outputs.json_object must be true")
+        case "choice", [_, *_] as choices:
+            return lambda seed: str(Random(seed).choice(choices))
+        case "json_object", True:
             return lambda seed: json_text(_ANY_OBJECT, seed)
-    raise bad_request(f"The simulated replica knows no {kind}; it has json, json_object and choice.")
+        case kind, given:
+            message = f"The simulated replica knows no {kind} like {given!r}; it has json, json_object and choice."
+            raise bad_request(message)
 
 
 def json_text(schema: object, seed: bytes) -> str:
