@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +22,9 @@ _DRAINED = "drained: it gets no new requests until kvgate undrain, or until its 
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One line of `kvgate status`. A backend of a configured model has one, too, though it is no process."""
+    """One line of `kvgate status`."""
 
-    kind: _ProcessKind | Literal["backend"]
+    kind: _ProcessKind
     id: str
     url: str
     """An agent serves nothing itself: its `url` is its replica's."""
@@ -72,32 +72,13 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
         members.append(
             status("gateway", gateway.id, gateway.url, answer.problem, "; ".join(filter(None, (store, problem))))
         )
-    return members + backends_told([answer.ready for answer in answers])
+    return members
 
 
 def config_problem(file: str, ready: Mapping[str, Any]) -> str:
     """What a gateway's /ready says against the file that it follows; empty if the file is used."""
     where = ", ".join(map(str, ready.get("config_problems", ())))
     return f"{file} is wrong and not used ({where}): kvgate check-config says what is wrong" if where else ""
-
-
-def backends_told(told: Sequence[Mapping[str, Any]]) -> list[MemberStatus]:
-    """The backends of configured models, as the first gateway that answers sees them. A backend without weight may have
-    no replica."""
-    ready: Mapping[str, Any] = next((each for each in told if each), {})
-    weights = f" ({ready['weights']})" if "weights" in ready else ""
-    return [
-        MemberStatus(
-            "backend",
-            f"{model}/{name}",
-            "",
-            None,
-            "not ready" if backend["weight"] and not backend["ready_replicas"] else "ready",
-            f"weight: {backend['weight']}{weights}, ready replicas: {backend['ready_replicas']}",
-        )
-        for model, backends in ready.get("models", {}).items()
-        for name, backend in backends.items()
-    ]
 
 
 async def stop_cluster(state_dir: Path) -> Stopped:
