@@ -24,7 +24,6 @@ from gateway.ops.cli import (
     watch,
 )
 from gateway.ops.cli import local_cluster as cluster
-from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.printable import printable_lines
 from gateway.ops.errors import CommandError
 
@@ -65,7 +64,7 @@ for command in _COMMANDS:
     summary, settings = (command.__doc__ or "").partition("\n")[0], {}
     if command is redis_cli.redis_cli:  # what follows Redis' command is its own: `zrange KEY -5 -1`
         settings["allow_interspersed_args"] = False
-    app.command(cls=KvgateCommand, short_help=summary, context_settings=settings)(command)
+    app.command(short_help=summary, context_settings=settings)(command)
 
 
 app.add_typer(replicas.app, short_help="Add, remove and list replicas while gateways run.")

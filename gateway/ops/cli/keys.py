@@ -11,7 +11,6 @@ from urllib.parse import quote
 import typer
 
 from gateway.ops.cli.ask import ask, gateway_url
-from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
 from gateway.ops.cli.printable import all_printable, printable
 
@@ -24,7 +23,7 @@ Days = Annotated[
 _LIMITS = {"concurrency": "in flight", "requests_per_min": "requests/min", "tokens_per_min": "tokens/min"}
 
 
-@app.command(cls=KvgateCommand)
+@app.command()
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the key is called, for people.")],
     tenant: Annotated[str | None, typer.Option(help="Whose key it is.", show_default="that of your key")] = None,
@@ -75,7 +74,7 @@ def create(
     _show_secret(ask("POST", _url(gateway, state_dir), api_key, "key", json.dumps(body).encode()), as_json)
 
 
-@app.command("list", cls=KvgateCommand)
+@app.command("list")
 def list_keys(
     gateway: Gateway = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -129,7 +128,7 @@ def _budget_told(budget: dict[str, Any], currency: str) -> str:
     return f"{amount}/{budget['per']}"
 
 
-@app.command(cls=KvgateCommand)
+@app.command()
 def rotate(
     key_id: KeyId,
     overlap_hours: Annotated[
@@ -161,7 +160,7 @@ def rotate(
     _show_secret(ask("POST", url, api_key, "key", json.dumps(body).encode()), as_json)
 
 
-@app.command(cls=KvgateCommand)
+@app.command()
 def revoke(
     key_id: KeyId,
     gateway: Gateway = None,

@@ -9,7 +9,6 @@ from urllib.parse import quote
 import typer
 
 from gateway.ops.cli.ask import ask, gateway_url
-from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.operate import Replica, wait_until_drained
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
 from gateway.ops.cli.printable import all_printable
@@ -107,4 +106,4 @@ def list_all(
 
 for _name, _command in (("add", add), ("remove", remove), ("list", list_all)):
     _summary = (_command.__doc__ or "").partition("\n")[0]
-    app.command(_name, cls=KvgateCommand, short_help=_summary)(_command)
+    app.command(_name, short_help=_summary)(_command)
