@@ -17,10 +17,9 @@ from gateway.simulator.call import Call
 from gateway.simulator.engine import SimUsage
 from gateway.simulator.errors import bad_request
 from gateway.simulator.openai_api import chat_prompt, text_prompt
-from gateway.simulator.prompt import EnginePrompt, token_ids, token_text
+from gateway.simulator.prompt import EnginePrompt, token_ids
 
 _DIMENSIONS = 64
-_MAX_DIMENSIONS = 4096
 _NOTHING = GeneratedAnswer((), "stop")
 
 
@@ -30,13 +29,10 @@ async def embeddings(call: Call) -> web.StreamResponse:
         prompts = [chat_prompt(call.replica, call.body, lora)]
     else:
         prompts = [text_prompt(each, lora) for each in _inputs(call.body.get("input"))]
-    dimensions = fields.integer(call.body, "dimensions", minimum=1) or _DIMENSIONS
-    if dimensions > _MAX_DIMENSIONS:
-        raise bad_request(f"dimensions must be at most {_MAX_DIMENSIONS}, got {dimensions}", "dimensions")
     answers = [_NOTHING] * len(prompts)
     usage = await _compute(call, prompts, answers)
     encode = _as_base64 if call.body.get("encoding_format") == "base64" else array.tolist
-    sizes = [0 if answer.finish_reason == "abort" else dimensions for answer in answers]  # an aborted one is empty
+    sizes = [0 if answer.finish_reason == "abort" else _DIMENSIONS for answer in answers]  # an aborted one is empty
     vectors = [encode(_vector(prompt.seed, size)) for prompt, size in zip(prompts, sizes, strict=True)]
     return await _list_of(call, f"embd-{call.request_id}", model, "embedding", vectors, usage)
 
@@ -81,9 +77,8 @@ async def tokenize(call: Call) -> web.StreamResponse:
     else:
         prompt = text_prompt(fields.required_text(call.body, "prompt"), lora)
     ids = token_ids(prompt.tokens)
-    strings = [token_text([each]) for each in ids] if fields.flag(call.body, "return_token_strs") else None
     limit = call.replica.settings.max_model_len
-    return await call.respond({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
+    return await call.respond({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None})
 
 
 async def _scores(call: Call, pairs: Iterable[tuple[str, str]], lora: str | None) -> tuple[list[float], SimUsage]:
