@@ -9,7 +9,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from gateway.interpreter import is_optimised
+from bench.interpreter import is_optimised
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """The unit of times in /proc."""

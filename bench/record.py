@@ -15,8 +15,8 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bench.interpreter import is_optimised
 from bench.machine import machine
-from gateway.interpreter import is_optimised
 
 _SLOW_PYTHON = (
     "warning: this Python was built without optimisation, so gateways cost a third more here than with Debian's Python "

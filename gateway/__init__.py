@@ -28,7 +28,6 @@ And beside requests:
     settings/    the configuration file: its fields, checks and defaults
     reload       reads it again while the gateway runs
     errors       the exception that ends a request, in OpenAI's JSON shape
-    interpreter  how this process' Python was built
     tls          the certificates that clients and replicas see, loaded again when they change
     deadlines    time limits of requests, with one timer for all
     tasks        background tasks: keeps them, logs their failures, cancels them on close

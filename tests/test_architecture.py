@@ -26,7 +26,7 @@ LAYERS = (
     "coordinator.store_connection coordinator.store",
     "coordinator.known_pools coordinator.records coordinator.usage coordinator.decision_ring",
     "coordinator.watch coordinator.agent coordinator.engine coordinator.survey",
-    "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines gateway.interpreter",
+    "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines",
     "gateway.settings gateway.logs gateway.http gateway.prompt gateway.simulator",
     "gateway.upstream gateway.tls gateway.records gateway.billing",
     "gateway.replicas gateway.reload",

@@ -55,7 +55,7 @@ class _Told(NamedTuple):
 _TOLD: Final = {
     "/health": _Told("The process lives"),
     "/ready": _Told("Whether this gateway can serve, and why not"),
-    "/version": _Told("The version, a digest of the settings, and the Python"),
+    "/version": _Told("The version, and a digest of the settings"),
     "/metrics": _Told("Metrics for Prometheus", content="text/plain"),
     "/v1/models": _Told("The models that the replicas serve", _KEY),
     "/v1/models/{name}": _Told("One of these models", _KEY),

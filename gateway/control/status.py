@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
@@ -16,7 +15,7 @@ from coordinator.pool.demand import read_demand
 from coordinator.redis.time_limit import answered
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
-from gateway import __version__, interpreter
+from gateway import __version__
 from gateway.control.budgets import BudgetView
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.records.file_keys import FileKeys
@@ -58,10 +57,7 @@ class Status:
         self._reload = reload
         self._records, self._file_keys = records, file_keys
         self._watcher = watcher
-        self.about: dict[str, Any] = {
-            "version": __version__,
-            "python": {"version": platform.python_version(), "is_optimised": interpreter.is_optimised()},
-        }
+        self.about: dict[str, Any] = {"version": __version__}
         """Should be the same for all gateways of a cluster. The settings are a digest of each section."""
         self.use(settings)
         self._admission = admission

@@ -140,8 +140,6 @@ def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> 
         "models": list(ready.get("models", ())),
         "without_replicas": ready.get("backends_without_replicas", {}),
         "are_weights_approximate": ready.get("weights") == "approximate",
-        "python": about["python"]["version"],
-        "is_optimised": about["python"]["is_optimised"],
     }
     return msgspec.convert(told, GatewayEvidence)
 

@@ -144,10 +144,6 @@ class GatewayEvidence:
     models_without_price: tuple[str, ...] = ()
     """Models whose requests spend nothing, if there are budgets in money."""
     are_weights_approximate: bool = False
-    python: str = ""
-    """The version of its Python."""
-    is_optimised: bool = True
-    """Whether its Python was built with optimisation."""
     keys: tuple[str, ...] | Unknown = Unknown("not asked")
     """The prefix keys that it gives to a prompt. The doctor asks all gateways about the same prompt."""
 

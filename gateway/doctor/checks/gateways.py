@@ -84,14 +84,6 @@ VIEWS_DIFFER = FindingKind(
     "give all the same `replicas`; the /ready of each gateway says why it lacks some",
 )
 
-PYTHON = FindingKind(
-    "python-not-optimised",
-    "warning",
-    "it needs a third more CPU time for each request",
-    "run it with the Python of Debian, of the official images or of uv; or build one with --enable-optimizations "
-    "--with-lto (pyenv: PYTHON_CONFIGURE_OPTS)",
-)
-
 
 def reached(evidence: Evidence) -> Iterator[Result]:
     """Whether each answers and can serve."""
@@ -204,14 +196,7 @@ def keys(evidence: Evidence) -> Iterator[Result]:
         yield KEYS_DIFFER.seen("gateways", f"the same prompt ends in key {differing}")
 
 
-def interpreters(evidence: Evidence) -> Iterator[Result]:
-    """Whether the Python of each was built with optimisation."""
-    for gateway in _answering(evidence):
-        if not gateway.is_optimised:
-            yield PYTHON.seen(gateway.subject, f"its Python {gateway.python} was built without optimisation")
-
-
-CHECKS = (reached, configuration, store, records, files_of_keys, watch, unasked, agreement, views, keys, interpreters)
+CHECKS = (reached, configuration, store, records, files_of_keys, watch, unasked, agreement, views, keys)
 
 
 def _answering(evidence: Evidence) -> list[GatewayEvidence]:

@@ -109,7 +109,6 @@ def gateway(name: str) -> GatewayEvidence:
         replicas=frozenset(IDS),
         exact=frozenset(IDS),
         pools=("m",),
-        python="3.11.2",
         keys=("k1", "k2"),
     )
 

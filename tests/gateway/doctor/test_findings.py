@@ -148,7 +148,6 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("gateway-needs-restart", with_gateway(needs_a_restart=("queue.wait_s",)), set()),
     ("gateway-keys-older", with_gateway(has_older_keys=True), set()),
     ("records-ignored", with_gateway(ignored_records={"key/k-1": "its signature is not by the secret"}), set()),
-    ("python-not-optimised", with_gateway(is_optimised=False), set()),
     ("replica-unhealthy", with_replica(problem="/health answered 503"), set()),
     ("replica-unhealthy", with_replica(problem="no answer within 2 s", answers=False), set()),
     ("vllm-names-no-sessions", with_replica(version="0.29.1"), {"vllm-versions-differ"}),

@@ -145,20 +145,19 @@ async def test_what_is_no_gateway_is_a_problem_and_not_an_error(said: Any) -> No
         assert (await ask_gateway(http, url, 2.0)).problem
 
 
-async def test_a_gateway_names_the_conditions_that_it_warns_of_and_describes_its_python() -> None:
+async def test_a_gateway_names_the_conditions_that_it_warns_of() -> None:
     ready = {"gateway": "g", "ready": True, "reasons": [], "replicas": [], "exact": []}
     warned = {
         "store_conditions": ["redis_older_than_7"],
         "store_warnings": ["it is old"],
         "not_ready": {"r7": "no answer"},
     }
-    about = {"version": "1", "python": {"version": "3.11.7", "is_optimised": False}}
+    about = {"version": "1"}
     async with answering({"/ready": ready | warned, "/version": about}) as url, httpx.AsyncClient() as http:
         gateway = await ask_gateway(http, url, 2.0)
     assert gateway.problem == ""
     assert gateway.store_warnings == {"redis_older_than_7": "it is old"}
     assert gateway.not_ready == {"r7": "no answer"}
-    assert (gateway.python, gateway.is_optimised) == ("3.11.7", False)
 
 
 async def test_an_lmcache_server_tells_how_it_cuts_and_names_chunks() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.interpreter import built_optimised
+from bench.interpreter import built_optimised
 
 HOME = "/home/me/.pyenv/versions/3.11.7"
 BUILDS = {
