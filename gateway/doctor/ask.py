@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -17,12 +15,10 @@ import orjson
 from coordinator.engine.facts import base_card, cache_settings, parse_metrics, parse_models
 from coordinator.keys import pool_slug
 from gateway.doctor.event_endpoints import open_ones
-from gateway.doctor.evidence import GatewayEvidence, LmcacheEvidence, ReplicaEvidence, Span, Unknown
-from gateway.upstream import Upstream, UpstreamError
+from gateway.doctor.evidence import GatewayEvidence, LmcacheEvidence, ReplicaEvidence, Unknown
+from gateway.upstream import ControlAnswer, Upstream, UpstreamError
 
 _OK, _SERVER_ERRORS = 200, 500
-_DATE_STEP_S = 2.0
-"""A Date header has whole seconds, and servers update it once a second."""
 _Parsed = TypeVar("_Parsed")
 _PROMPT = "The doctor asks which keys this prompt has. " * 40
 _FORBIDDEN = (401, 403)
@@ -55,7 +51,6 @@ async def ask_replica(
         started="" if isinstance(started, Unknown) else started,
         endpoints=endpoints,
         open_endpoints=({} if isinstance(endpoints, Unknown) else await open_ones(endpoints, replica.url, timeout_s)),
-        clock_ahead_s=health.clock_ahead_s,
     )
 
 
@@ -66,30 +61,14 @@ def endpoints_in(sources: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(endpoint for endpoint in found if endpoint))
 
 
-class _Page(NamedTuple):
-    status: int
-    body: bytes
-    clock_ahead_s: Span | None
-
-
-async def _get(upstream: Upstream, url: str, path: str, with_key: bool, timeout_s: float) -> _Page | Unknown:
-    asked_s = time.time()
+async def _get(upstream: Upstream, url: str, path: str, with_key: bool, timeout_s: float) -> ControlAnswer | Unknown:
     try:
-        status, body, date = await upstream.get(url, path, timeout_s, with_key)
+        return await upstream.get(url, path, timeout_s, with_key)
     except UpstreamError as error:
         return Unknown(f"no answer within {timeout_s:g} s" if error.reason == "timeout" else str(error))
-    return _Page(status, body, _ahead_s(date, asked_s, time.time()))
 
 
-def _ahead_s(date: str, asked_s: float, answered_s: float) -> Span | None:
-    try:
-        its_s = parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return None
-    return its_s - answered_s, its_s + _DATE_STEP_S - asked_s
-
-
-def _read(page: _Page | Unknown, path: str, parse: Callable[[bytes], _Parsed]) -> _Parsed | Unknown:
+def _read(page: ControlAnswer | Unknown, path: str, parse: Callable[[bytes], _Parsed]) -> _Parsed | Unknown:
     if isinstance(page, Unknown):
         return Unknown(f"{path}: {page.why}")
     if page.status in (401, 403):

@@ -14,9 +14,6 @@ from gateway.settings.gateway_settings import GatewaySettings
 
 _NUMBERS = re.compile(r"\d+")
 
-Span = tuple[float, float]
-"""Between these two, in seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
@@ -47,8 +44,6 @@ class ReplicaEvidence:
     """Where it publishes and replays KV events; empty if it publishes none."""
     open_endpoints: dict[str, str] | Unknown = field(default_factory=dict)
     """The endpoints that this machine reaches over a network, each with the address that answered."""
-    clock_ahead_s: Span | None = None
-    """How far its clock is ahead of this machine's."""
 
     @property
     def subject(self) -> str:

@@ -9,8 +9,8 @@ errors      UpstreamError
 """
 
 from gateway.upstream.answer import Answer
-from gateway.upstream.client import Upstream
+from gateway.upstream.client import ControlAnswer, Upstream
 from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
 
-__all__ = ["Answer", "Buffer", "Upstream", "UpstreamError"]
+__all__ = ["Answer", "Buffer", "ControlAnswer", "Upstream", "UpstreamError"]

@@ -27,11 +27,10 @@ _CONTROL_HEADERS = {"accept": "*/*"}
 
 
 class ControlAnswer(NamedTuple):
-    """A complete answer. `date` is its Date header; empty if it has none."""
+    """A complete answer."""
 
     status: int
     body: bytes
-    date: str
 
 
 class Upstream:
@@ -128,8 +127,7 @@ class Upstream:
         try:
             if not await answer.gathered(MAX_CONTROL_BYTES, lambda _size_bytes: True):
                 raise UpstreamError("protocol", f"GET {url}{path} answered more than {MAX_CONTROL_BYTES} bytes")
-            date = next((value.decode("latin-1") for name, value in answer.headers if name == b"date"), "")
-            return ControlAnswer(answer.status, answer.take(), date)
+            return ControlAnswer(answer.status, answer.take())
         finally:
             answer.close()
 

@@ -69,7 +69,6 @@ def replica(name: str) -> ReplicaEvidence:
         cache={"enable_prefix_caching": "True", "prefix_caching_hash_algo": "sha256", "block_size": "16"},
         started=LIFE,
         endpoints=(endpoint,),
-        clock_ahead_s=(-0.5, 1.5),
     )
 
 

@@ -38,7 +38,7 @@ async def answering(answers: dict[str, Any], seen: list[web.Request] | None = No
             return web.Response(status=said)
         if isinstance(said, str):
             return web.Response(text=said)
-        return web.json_response(said, headers=answers.get("headers"))
+        return web.json_response(said)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
@@ -69,21 +69,11 @@ async def test_a_replica_tells_its_pool_version_settings_and_endpoints() -> None
     assert isinstance(replica.endpoints, tuple)
     assert [endpoint.rpartition(":")[0] for endpoint in replica.endpoints] == ["tcp://127.0.0.1"] * 2
     assert replica.open_endpoints == {}
-    assert replica.clock_ahead_s is not None
-    assert replica.clock_ahead_s[0] <= 0 <= replica.clock_ahead_s[1]
 
 
 async def test_one_without_events_says_so() -> None:
     async with serving(SimSettings(events=False)) as port:
         assert (await asked(f"http://127.0.0.1:{port}")).endpoints == ()
-
-
-async def test_one_whose_clock_is_an_hour_behind_is_seen_to_be() -> None:
-    behind = "Fri, 01 Jan 2021 00:00:00 GMT"
-    async with answering({"/health": {}, "headers": {"date": behind}}) as url:
-        ahead_s = (await asked(url)).clock_ahead_s
-    assert ahead_s is not None
-    assert ahead_s[1] < -86_400
 
 
 @pytest.mark.parametrize(
