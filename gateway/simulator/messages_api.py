@@ -115,7 +115,7 @@ class _Message(Dialect):
         delta = {"type": "text_delta", "text": text}
         if self._answer.tool is not None:
             delta = {"type": "input_json_delta", "partial_json": text}
-        return opening + event("content_block_delta", {"index": 0, "delta": delta})
+        return opening + event("content_block_delta", {"delta": delta, "index": 0})
 
     def tail(self, generation: Generation) -> bytes:
         return (
@@ -131,7 +131,7 @@ class _Message(Dialect):
         usage = {"input_tokens": self._chat.prompt.num_tokens, "output_tokens": 0}
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
         return event("message_start", {"message": message}) + event(
-            "content_block_start", {"index": 0, "content_block": block}
+            "content_block_start", {"content_block": block, "index": 0}
         )
 
     def _message(self, content: list[Any], stop: dict[str, str | None], usage: dict[str, int]) -> dict[str, Any]:

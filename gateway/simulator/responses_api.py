@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
-from gateway.simulator.call import Call, Dialect, event
+from gateway.simulator.call import Call, Dialect
 from gateway.simulator.engine import Generation
 from gateway.simulator.errors import RequestRefused, bad_request
 from gateway.simulator.openai_api import PlannedChat, planned_chat
@@ -24,6 +25,13 @@ _AS_IN_CHAT = (
     "temperature", "top_p", "stop", "stop_token_ids", "include_stop_str_in_output", "structured_outputs",
     "repetition_penalty", "cache_salt", "top_k", "min_p", "logit_bias",
 )  # fmt: skip
+_INPUT_DETAILS: dict[str, Any] = {"cache_write_tokens": 0, "input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+_OUTPUT_DETAILS: dict[str, Any] = {
+    "reasoning_tokens": 0,
+    "tool_output_tokens": 0,
+    "output_tokens_per_turn": [],
+    "tool_output_tokens_per_turn": [],
+}
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -186,12 +194,12 @@ class _Response(Dialect):
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Completes the object, which is also the stored one."""
         usage, response = generation.usage(), self.response
-        response["output"] = [self._output_item("completed")] if usage.completion_tokens else []
+        response["output"] = [self._output_item(self._last_status)] if usage.completion_tokens else []
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, **_INPUT_DETAILS},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": _OUTPUT_DETAILS,
             "total_tokens": usage.total_tokens,
         }
         response["status"] = "completed"  # as in vLLM, also if it was aborted
@@ -222,12 +230,18 @@ class _Response(Dialect):
         told = self._told(answer.pieces[at : at + 1], at)
         if not text and not told:
             return opening
-        delta = {"content_index": 0, "delta": text, "logprobs": told}
-        return opening + self._item_event("response.output_text.delta", delta)
+        delta = {"content_index": 0, "delta": text, "item_id": self._item["id"], "logprobs": told, "output_index": 0}
+        return opening + self._event("response.output_text.delta", delta)
 
     def tail(self, generation: Generation) -> bytes:
         closing = self._close_item() if self._is_open else b""
-        return closing + self._event("response.completed", {"response": self.whole(generation)})
+        response = self.whole(generation)
+        return closing + self._event(f"response.{response['status']}", {"response": response})
+
+    @property
+    def _last_status(self) -> str:
+        """The status of the item once it has ended."""
+        return "incomplete" if self._answer.finish_reason == "length" else "completed"
 
     @property
     def _is_open(self) -> bool:
@@ -242,7 +256,7 @@ class _Response(Dialect):
         return added + self._item_event("response.content_part.added", {"content_index": 0, "part": part})
 
     def _close_item(self) -> bytes:
-        answer, item = self._answer, self._output_item("completed")
+        answer, item = self._answer, self._output_item(self._last_status)
         if answer.tool is not None:
             arguments = {"arguments": answer.text, "name": answer.tool.name}
             closing = self._item_event("response.function_call_arguments.done", arguments)
@@ -256,13 +270,14 @@ class _Response(Dialect):
     def _output_item(self, status: str) -> dict[str, Any]:
         """The only output item of a response: a message or a function call, empty while in progress."""
         answer, response_id = self._answer, self.response["id"]
-        text = answer.text if status == "completed" else ""
+        has_ended = status != "in_progress"
+        text = answer.text if has_ended else ""
         if answer.tool is not None:
             item = {"id": response_id.replace("resp_", "fc_"), "type": "function_call", "call_id": answer.tool.id}
             return {**item, "name": answer.tool.name, "arguments": text, "status": status}
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._told(answer.pieces)}
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._told(answer.pieces) or None}
         item = {"id": response_id.replace("resp_", "msg_"), "type": "message", "role": "assistant"}
-        return {**item, "content": [part] if status == "completed" else [], "status": status}
+        return {**item, "content": [part] if has_ended else [], "status": status}
 
     def _told(self, pieces: Sequence[str], first: int = 0) -> list[Any]:
         """The log probabilities of these tokens, if they are wanted."""
@@ -273,5 +288,7 @@ class _Response(Dialect):
         return self._event(kind, {"output_index": 0, "item_id": self._item["id"], **fields})
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        """As in vLLM, its number and its kind are behind the other fields."""
         self._sequence_number += 1
-        return event(kind, {"sequence_number": self._sequence_number - 1, **fields})
+        told = {**fields, "sequence_number": self._sequence_number - 1, "type": kind}
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(told))

@@ -18,16 +18,16 @@ async def test_a_stream_tells_the_official_sequence_of_events(replica: RunningRe
         "response.output_text.done",
         "response.content_part.done",
         "response.output_item.done",
-        "response.completed",
+        "response.incomplete",
     ]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == (plain.output_text)
-    completed = events[-1]
-    assert completed.type == "response.completed"
-    assert completed.response.output_text == plain.output_text
-    assert completed.response.status == "incomplete"
-    assert completed.response.usage is not None
-    assert completed.response.usage.output_tokens == 3
+    last = events[-1]
+    assert last.type == "response.incomplete", "it has come upon its limit"
+    assert last.response.output_text == plain.output_text
+    assert (last.response.status, last.response.output[0].status) == ("incomplete", "incomplete")
+    assert last.response.usage is not None
+    assert last.response.usage.output_tokens == 3
 
 
 async def test_cancelling_a_background_response_takes_it_out_of_the_engine(
