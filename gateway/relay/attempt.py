@@ -337,7 +337,7 @@ class Attempts:
                 streamed = answer.status == 200 and answer.is_event_stream
                 if not streamed:
                     ticket.answered_s = time.monotonic()
-                is_whole = await (begun(answer, held) if streamed else gathered(answer, held))
+                is_whole = await (begun(job, answer, held) if streamed else gathered(answer, held))
                 if streamed:
                     hedge.has_begun()
             said = begins(job, answer) if streamed else says(job, answer, is_whole)

@@ -28,6 +28,8 @@ from gateway.upstream import Answer
 from gateway.upstream.excerpts import WINDOW_BYTES
 
 _EMPTY = Unfinished("empty")
+_OPENINGS = (b"event: response.created\n", b"event: response.in_progress\n")
+"""How the events begin that announce a response."""
 _JSON = ((b"content-type", b"application/json"),)
 
 
@@ -44,15 +46,23 @@ def gathered(answer: Answer, held: HeldBytes) -> Coroutine[Any, Any, bool]:
     return answer.gathered(0 if answer.comes_in_pieces else MAX_GATHERED_BYTES, held.has_room)
 
 
-async def begun(answer: Answer, held: HeldBytes) -> bool:
+async def begun(job: Job, answer: Answer, held: HeldBytes) -> bool:
     """Waits for the first events of a stream that do more than announce it. vLLM announces a chat or a message together
-    with its first token, or with the news that it was aborted before. True if the stream is complete."""
+    with its first token, or with the news that it was aborted before; a response at once. Clients learn at once of one
+    that has effects. True if the stream is complete."""
     size_bytes = 0
     while not await answer.gathered(size_bytes, held.has_room):
         first = answer.look()
-        if not size_bytes < len(first) <= WINDOW_BYTES or not all(map(_only_opens, reversed(split_events(first)))):
+        if not size_bytes < len(first) <= WINDOW_BYTES or not _only_open(first, job.has_effects):
             return False
         size_bytes = len(first)
+    return True
+
+
+def _only_open(events: bytes, has_effects: bool) -> bool:
+    for event in reversed(split_events(events)):
+        if not (_only_opens(event) or (event.startswith(_OPENINGS) and not has_effects)):
+            return False
     return True
 
 

@@ -229,7 +229,7 @@ class Hedge:
         second.answer = answer = await hedges.upstream.send(job.method, ticket.url, target, headers, body)
         if answer.status != 200 or not answer.is_event_stream:
             return "failed"
-        await begun(answer, second.held)
+        await begun(job, answer, second.held)
         said = begins(job, answer)
         if said.unfinished is not None:
             return "failed"

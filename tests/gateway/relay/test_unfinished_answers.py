@@ -40,6 +40,9 @@ TEXT = event({"type": "content_block_delta", "delta": {"text": "Hi"}}, "content_
 NO_STOP = event({"type": "message_delta", "delta": {"stop_reason": None}}, "message_delta")
 STOP = event({"type": "message_stop"}, "message_stop")
 CREATED = event({"type": "response.created", "response": {"status": "in_progress", "error": None}}, "response.created")
+IN_PROGRESS = CREATED.replace(b"created", b"in_progress")
+OUTPUT = event({"type": "response.output_text.delta", "delta": "Hi"}, "response.output_text.delta")
+COMPLETED = event({"type": "response.completed", "response": {"status": "completed"}}, "response.completed")
 CANCELLED = event({"type": "response.completed", "response": {"status": "cancelled"}}, "response.completed")
 
 
@@ -101,6 +104,8 @@ async def test_a_large_answer_is_complete_although_its_metadata_look_like_a_reas
         ("/v1/completions", [part({}, "abort") + DONE]),
         (MESSAGES, [START, NO_STOP, STOP]),
         (MESSAGES, [START, event({"type": "error", "error": {"type": "api_error"}}, "error")]),
+        (RESPONSES, [CREATED, IN_PROGRESS, CANCELLED]),
+        (RESPONSES, [CREATED + IN_PROGRESS, event({"type": "error", "error": FAILED["error"]}, "error")]),
         ("/v1/audio/transcriptions", [part({"content": ""}, "abort"), DONE]),
     ],
 )
@@ -108,7 +113,7 @@ async def test_a_stream_that_was_aborted_before_its_first_token_is_asked_of_anot
     pair: Pair, path: str, pieces: list[bytes]
 ) -> None:
     """vLLM announces the answer first, and these bytes come alone."""
-    good = TEXT + STOP if path == MESSAGES else TOKEN + DONE
+    good = {MESSAGES: TEXT + STOP, RESPONSES: OUTPUT + COMPLETED}.get(path, TOKEN + DONE)
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         if pair.asked > 1:
@@ -135,8 +140,8 @@ async def test_a_stream_that_was_aborted_before_its_first_token_is_asked_of_anot
         (CHAT, TOKEN, event(FAILED) + DONE),
         (MESSAGES, START + TEXT, NO_STOP + STOP),
         (MESSAGES, START + TEXT, event({"type": "error", "error": {"type": "overloaded_error"}}, "error")),
-        (RESPONSES, CREATED, CANCELLED),
-        (RESPONSES, CREATED, event({"type": "error", "code": "server_error", "message": "dead"}, "error")),
+        (RESPONSES, CREATED + OUTPUT, CANCELLED),
+        (RESPONSES, CREATED + OUTPUT, event({"type": "error", "code": "server_error", "message": "dead"}, "error")),
         ("/v1/audio/translations", TOKEN, part({}, "abort") + DONE),
     ],
 )
