@@ -57,6 +57,7 @@ from gateway.relay.reply import request_id
 from gateway.relay.request_record import Recorder
 from gateway.relay.resumptions import Resumptions
 from gateway.relay.stored_objects import StoredObjects
+from gateway.relay.text_tokens import TextTokens
 from gateway.reload import NO_FILES, ConfigFiles, Reload
 from gateway.replicas.discovery.added import AddedReplicas
 from gateway.replicas.discovery.discovery import Discovery, sources_of
@@ -205,7 +206,8 @@ class Gateway:
         """What sends requests to replicas."""
         settings, fleet, metrics = self.settings, self.fleet, self.metrics
         self.elsewhere = Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics)
-        self.resumptions = Resumptions(settings.resume, self.admission, metrics)
+        text_tokens = TextTokens(fleet, self.upstream, self.admission)
+        self.resumptions = Resumptions(settings.resume, self.admission, text_tokens, metrics)
         charges, outgoing = Charges(tenants, fleet), Outgoing(fleet, tenants)
         self.hedges = Hedges(
             settings.hedge,

@@ -15,12 +15,12 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.beginnings import Said, begins, begun, declined, failure_of, gathered, says
 from gateway.relay.charges import Charges
-from gateway.relay.continuation import NotResumable
 from gateway.relay.elsewhere import Elsewhere
 from gateway.relay.hedges import HEDGED, Hedges
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
+from gateway.relay.progress import NotResumable
 from gateway.relay.relay import Relay, StreamBroken
 from gateway.relay.reply import Reply
 from gateway.relay.resumptions import Resumptions
@@ -151,20 +151,17 @@ class Attempts:
                     return None
             return None
         except StreamBroken as broken:
-            rest = self._goes_on(job, tries, reply, broken)
-            if rest is not None:
-                await self._resumptions.turn(tries)
-            return rest
+            return await self._goes_on(job, tries, reply, broken)
         except ApiError as error:
             if tries.seam is None or tries.seam.times == 0:
                 raise
             raise self._broken(error.code, "no other replica could") from error
 
-    def _goes_on(self, job: Job, tries: Tries, reply: Reply, broken: StreamBroken) -> Job | None:
+    async def _goes_on(self, job: Job, tries: Tries, reply: Reply, broken: StreamBroken) -> Job | None:
         """The request for the rest of a stream. None if only its end is missing, which is sent. Raises ApiError."""
         try:
             why, replica = broken.reason.partition(":")[0], tries.ticket.replica
-            rest = self._resumptions.next(job, tries, why)
+            rest = await self._resumptions.next(job, tries, why)
         except NotResumable as error:
             raise self._broken(broken.reason, f"not resumable: {error.reason}") from broken
         if tries.seam is not None:

@@ -1,9 +1,10 @@
-"""How a stream that broke goes on at another replica: what its client has got, and the request for the rest. Pure.
+"""How a stream that broke goes on at another replica: the request for the rest. Pure.
 
 `exact`: the rest is asked for by the token ids of the prompt and of the answer, at /v1/completions. So the engine goes
 on as the first one would have. `text`: it goes on behind its text, which the engine may cut into other tokens. A chat
 with images or tools, or whose engine parses the answer, ends with a message of the assistant that is to be continued.
-Some engines ignore that and begin the answer anew: the token ids of the prompt show it (seam.py).
+So does a chat in the place of a request of another API, whose stream tells no token ids. Some engines ignore that and
+begin the answer anew: the token ids of the prompt show it (seam.py).
 
 Text lags behind token ids: an engine holds it back while it may be the beginning of a stop string, or a part of a
 character (vLLM 0.33, v1/engine/detokenizer.py). A prompt must not end inside a character either: vLLM would send all of
@@ -14,138 +15,41 @@ of the text behind it comes again, and is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import orjson
 
 from gateway.endpoints import Endpoint
 from gateway.relay.endings import unfinished
+from gateway.relay.grammars import Grammar
+from gateway.relay.progress import NotResumable, Progress
 from gateway.relay.sent import Sent
 from gateway.request.reading.output import output_of, whole_number
 from gateway.request.reading.resumable import SAMPLING
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
-_OF_TEXT: Final = frozenset({"role", "content"})
-"""What the delta of a chat has if it is only text."""
-_HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-class NotResumable(Exception):
-    """A stream cannot go on. `reason` is one word."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Place(NamedTuple):
-    """A place in an answer: so many token ids, and so many characters of text that were sent by then."""
-
-    ids: int
-    chars: int
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a client has got of an answer, and what its engine has told of it."""
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    """The token ids of the answer; empty if the engine does not tell them."""
-    prompt_ids: list[int] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    """Behind each token that came alone, and with text."""
-    parts: int = 0
-    """The events with text, or with token ids."""
-    shape: dict[str, Any] = field(default_factory=dict)
-    """The first event with a part of the answer."""
-    finish_reason: str = ""
-    has_usage: bool = False
-    """Whether the client has got the usage at the end."""
-    is_parsed: bool = False
-    """Whether the token ids do not make the text: a parser of the engine holds some of it back, or ids are missing."""
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of the answer so far. Without their ids, each part counts as one."""
-        return len(self.ids) or self.parts
-
-    def take(self, document: Mapping[str, Any]) -> None:
-        """One more event. Raises NotResumable."""
-        choices = document.get("choices")
-        if not isinstance(choices, list):
-            raise NotResumable("events")
-        choice = choices[0] if choices else {}
-        if not isinstance(choice, dict):
-            raise NotResumable("events")
-        for told in (document, choice):
-            if not self.prompt_ids and isinstance(ids := told.get("prompt_token_ids"), list):
-                self.prompt_ids = ids
-        if not choices:
-            self.has_usage = self.has_usage or document.get("usage") is not None
-            return
-        delta = choice.get("delta", choice.get("text"))
-        self.add(delta, choice.get("token_ids"))
-        if not self.shape and "role" not in choice.get("delta", ()):
-            self.shape = {**document, "choices": [choice]}
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-
-    def add(self, delta: Any, ids: Any) -> None:
-        """A part of the answer: a chat's delta, or a text; and its token ids. Raises NotResumable."""
-        text = text_of(delta)
-        self.parts += bool(ids or text)
-        if isinstance(ids, list):
-            self.ids += ids
-            self.is_parsed = self.is_parsed or (bool(ids) and delta == {})
-        elif text:
-            self.is_parsed = True
-        self.text += text
-        if text and isinstance(ids, list) and len(ids) == 1 and not text.endswith(_HALF_CHARACTER):
-            self.places.append(Place(len(self.ids), len(self.text)))
-
-    def last_place(self, held_back_chars: int) -> tuple[int, int]:
-        """From how many token ids the rest is generated, and how many characters of its text were sent already. An
-        engine sends a text when it has `held_back_chars` more. Without any place, it is generated from the beginning:
-        engines tell several tokens at once if their clients, or they themselves, are busy."""
-        chars = len(self.text)
-        for ids, until in reversed(self.places):
-            if until + held_back_chars <= chars:
-                return ids, chars - until - held_back_chars
-        return 0, chars
-
-
-def text_of(delta: Any) -> str:
-    """The text of a chat's delta, or of a completion. Raises NotResumable if there is more than text."""
-    if not isinstance(delta, dict):
-        return delta if isinstance(delta, str) else ""
-    for name, value in delta.items():
-        if value and name not in _OF_TEXT:
-            raise NotResumable(name)
-    return delta.get("content") or ""
-
-
-def progress_of(sent: Sent) -> Progress:
-    """What a client has got. Raises NotResumable."""
+def read(sent: Sent, grammar: Grammar) -> None:
+    """Reads what a client has got. Raises NotResumable."""
     if sent.why_lost:
         raise NotResumable(sent.why_lost)
-    progress = Progress()
+    progress = grammar.progress
     try:
         progress.prompt_ids = orjson.loads(b"[%b]" % sent.prompt_ids)
-        events = sent.read()
-    except ValueError:
+        for event in sent.read():
+            if isinstance(event, tuple):
+                grammar.take_part(*event)
+            elif unfinished(event) is not None:  # the client has not got it
+                break
+            else:
+                grammar.take(event)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise NotResumable("events") from None
-    for event in events:
-        if isinstance(event, tuple):
-            progress.add(*event)
-        elif unfinished(event) is not None:  # the client has not got it
-            break
-        else:
-            progress.take(event)
     if not progress.shape:
         raise NotResumable("beginning")
-    return progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +90,7 @@ def continuation(asked: Asked, progress: Progress) -> Continuation:
         given, overlap_chars = progress.last_place(_held_back_chars(document))
         if not overlap_chars or document.get("temperature") == 0:  # else it would come again in other words
             return _by_ids(asked, progress, given, overlap_chars)
-    if asked.endpoint.prompt == "chat" and progress.prompt_ids:
+    if asked.endpoint.prompt == "chat" and (progress.prompt_ids or progress.text_ids):
         return _by_message(asked, progress)
     if asked.endpoint.prompt == "completion" and isinstance(document.get("prompt"), str):
         return _by_text(asked, progress)

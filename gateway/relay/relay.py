@@ -132,7 +132,7 @@ class Relay:
         Raises StreamBroken if the stream breaks off."""
         ticket = tries.ticket
         watch, events = self._begun(job, ticket, reply), _event_relay(job, tries, plain_bytes)
-        reason, pieces, as_asked = "", self._pieces, _as_asked(job, tries)
+        reason, pieces, as_asked = "", self._pieces, _as_asked(job, tries, reply)
 
         def complete(piece: bytes) -> bytes:
             ready = events.feed(piece)
@@ -254,10 +254,16 @@ def _event_relay(job: Job, tries: Tries, plain_bytes: int) -> EventRelay:
     return events
 
 
-def _as_asked(job: Job, tries: Tries) -> Callable[[bytes], bytes]:
+def _as_asked(job: Job, tries: Tries, reply: Reply) -> Callable[[bytes], bytes]:
     """Turns a replica's events into what the client has asked for."""
-    if tries.seam is not None:
-        return tries.seam.events
+    if (seam := tries.seam) is not None:
+
+        def joined(ready: bytes) -> bytes:
+            events = seam.events(ready)
+            reply.numbered_events = events or reply.numbered_events
+            return events
+
+        return joined
     other_name = tries.ticket.other_name
     return AskedName(other_name, job.model).in_events if other_name and job.model else bytes
 

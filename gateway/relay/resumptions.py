@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from copy import copy
+from typing import Any
 
 import structlog
 
 from coordinator.errors import StoreError
 from coordinator.pool.resumed import turn_s
-from gateway.endpoints import endpoint_of
+from gateway.endpoints import ENDPOINTS, endpoint_of
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.relay.continuation import CHAT, Asked, Continuation, NotResumable, continuation, progress_of
+from gateway.relay.continuation import CHAT, Asked, Continuation, continuation, read
+from gateway.relay.grammars import grammar_of
+from gateway.relay.progress import NotResumable
 from gateway.relay.seam import Seam
 from gateway.relay.sent import Sent
+from gateway.relay.text_tokens import TextTokens
 from gateway.relay.tries import Tries
 from gateway.request.admission import Admission
 from gateway.request.reader import Job
@@ -37,9 +41,12 @@ _NOT = frozenset(
         *("tool_calls", "reasoning", "reasoning_content", "n", "logprobs", "echo", "response_format", "prompt"),
         *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "place"),
         *("diverged", "restarted", "error_event", "max_tokens", "refused", "usage"),
+        *("text_tokens", "ending", "tools", "tool_use", "thinking"),
     }
 )
 """The reasons that metrics tell apart: fields have any name that clients give them."""
+_OF_PROMPT = ("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
+"""The fields of a chat without tools that make its prompt."""
 _MAX_SHORT_RUNS = 2
 _log = structlog.get_logger("kvgate.resumptions")
 
@@ -47,8 +54,11 @@ _log = structlog.get_logger("kvgate.resumptions")
 class Resumptions:
     """The streams of one gateway that go on elsewhere."""
 
-    def __init__(self, settings: ResumeSettings, admission: Admission, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: ResumeSettings, admission: Admission, text_tokens: TextTokens, metrics: Metrics
+    ) -> None:
         self._admission = admission
+        self._text_tokens = text_tokens
         self._metrics = metrics
         self.use(settings)
 
@@ -61,11 +71,11 @@ class Resumptions:
         if tries.seam is None and not job.not_resumed and self._settings.enabled:
             tries.sent = Sent(self._admission, self._settings.max_tokens)
 
-    def next(self, job: Job, tries: Tries, why: str) -> Job | None:
+    async def next(self, job: Job, tries: Tries, why: str) -> Job | None:
         """The request for the rest of a stream of `job` that broke, or broke again. None if only its end is missing.
-        Raises NotResumable."""
+        It comes when the stream may go on. Raises NotResumable."""
         try:
-            found = self._next(job, tries)
+            found = await self._next(job, tries)
         except NotResumable as error:
             self._metrics.resumptions.inc("none", error.reason if error.reason in _NOT else "field")
             raise
@@ -78,7 +88,7 @@ class Resumptions:
         tries.go_on()
         return _rest_of(job, found)
 
-    async def turn(self, tries: Tries) -> None:
+    async def _turn(self, tries: Tries) -> None:
         """Waits until this stream may go on: not long, unless a large part of its pool died. Without the store, not at
         all: then nobody knows of the others."""
         if tries.last is not None:
@@ -88,28 +98,56 @@ class Resumptions:
     def may_go_on(self, job: Job, tries: Tries) -> bool:
         """Whether a stream of `job` could go on elsewhere now. Changes nothing."""
         try:
-            self._rest(job, *self._read(job, tries))
+            seam, document = self._read(job, tries)
+            if self._lacks_text(seam, asked := self._asked(job, seam, document)) and not seam.grammar.is_chat:
+                continuation(asked, seam.progress)
         except NotResumable:
             return False
         return True
 
-    def _next(self, job: Job, tries: Tries) -> Continuation | None:
+    async def _next(self, job: Job, tries: Tries) -> Continuation | None:
         seam, document = self._read(job, tries)
         if tries.seam is None and tries.sent is not None:
             tries.seam = seam
             tries.sent.lose("read")
         seam.broke()
-        return self._rest(job, seam, document)
+        asked = self._asked(job, seam, document)
+        lacks_text = self._lacks_text(seam, asked)
+        if seam.grammar.is_chat:
+            return await self._by_chat(job, tries, seam, asked)
+        found = continuation(asked, seam.progress) if lacks_text else None
+        if found is not None:
+            await self._turn(tries)
+        return found
 
-    def _read(self, job: Job, tries: Tries) -> tuple[Seam, dict[str, object]]:
+    async def _by_chat(self, job: Job, tries: Tries, seam: Seam, asked: Asked) -> Continuation | None:
+        """The rest of a stream that has told no token ids."""
+        progress, left = seam.progress, tries.ticket.replica
+        await self._turn(tries)
+        text = {"prompt": progress.text, "add_special_tokens": False}
+        progress.was_cut(await self._text_tokens.of(job, text, left))
+        if self._lacks_text(seam, asked):
+            return continuation(asked, progress)
+        if not (progress.prompt_tokens or progress.has_usage):
+            prompt = {name: asked.document[name] for name in _OF_PROMPT if name in asked.document}
+            progress.prompt_tokens = len(await self._text_tokens.of(job, prompt, left))
+        return None
+
+    def _read(self, job: Job, tries: Tries) -> tuple[Seam, dict[str, Any]]:
         """What the client has got, and what it has asked for."""
         if not self._settings.enabled:
             raise NotResumable("off")
         document = parse_document(job.body) if not job.not_resumed else {}
         return tries.seam or _seam(job, tries, document), document
 
-    def _rest(self, job: Job, seam: Seam, document: dict[str, object]) -> Continuation | None:
-        """The rest of a stream; None if only its end is missing."""
+    def _asked(self, job: Job, seam: Seam, document: dict[str, Any]) -> Asked:
+        is_plain = not job.images and (not job.has_tools or document.get("tool_choice") == "none")
+        is_chat = seam.grammar.is_chat
+        endpoint, body = (ENDPOINTS[CHAT], _as_chat(seam, document)) if is_chat else (job.endpoint, document)
+        return Asked(endpoint, body, job.served.longest_tokens, is_plain)
+
+    def _lacks_text(self, seam: Seam, asked: Asked) -> bool:
+        """Whether more than the end of a stream is missing. Raises NotResumable if it may not go on."""
         progress = seam.progress
         if seam.why_lost:
             raise NotResumable(seam.why_lost)
@@ -119,24 +157,30 @@ class Resumptions:
             raise NotResumable("short_runs")
         if progress.tokens > self._settings.max_tokens:
             raise NotResumable("length")
-        is_plain = not job.images and (not job.has_tools or document.get("tool_choice") == "none")
-        asked = Asked(job.endpoint, document, job.served.longest_tokens, is_plain)
         most_tokens = asked.most_tokens
-        if progress.finish_reason or (most_tokens is not None and progress.tokens >= most_tokens):
-            if seam.lacks_usage and not progress.prompt_ids:
-                raise NotResumable("usage")
-            return None
-        return continuation(asked, progress)
+        if not progress.finish_reason and (most_tokens is None or progress.tokens < most_tokens):
+            return True
+        if seam.lacks_usage and not (progress.prompt_ids or seam.grammar.is_chat):
+            raise NotResumable("usage")
+        return False
 
 
-def _seam(job: Job, tries: Tries, document: dict[str, object]) -> Seam:
+def _as_chat(seam: Seam, document: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return seam.grammar.chat(document)
+    except (KeyError, TypeError, AttributeError):
+        raise NotResumable("messages") from None
+
+
+def _seam(job: Job, tries: Tries, document: dict[str, Any]) -> Seam:
     """Reads what the client has got. Raises NotResumable."""
     if tries.sent is None:
         raise NotResumable(job.not_resumed if job.stream else "no_stream")
-    progress = progress_of(tries.sent)
+    grammar = grammar_of(job.endpoint, job.model or "")
+    read(tries.sent, grammar)
     options = document.get("stream_options")
     wants_usage = isinstance(options, dict) and is_true(options.get("include_usage")) and not job.strip_usage
-    return Seam(progress, job.model or progress.shape.get("model", ""), wants_usage)
+    return Seam(grammar, wants_usage)
 
 
 def _rest_of(job: Job, found: Continuation) -> Job:

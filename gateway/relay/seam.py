@@ -7,34 +7,34 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
-from gateway.relay.continuation import CHAT, Continuation, NotResumable, Progress, text_of
+from gateway.relay.continuation import CHAT, Continuation
 from gateway.relay.endings import unfinished
 from gateway.relay.events import event_data, kind_of, split_events
+from gateway.relay.grammars import Grammar
+from gateway.relay.progress import NotResumable, text_of
 
-_DONE = b"data: [DONE]\n\n"
 _FEW_TOKENS = 8
 _HEADER_TOKENS = 3
 """A template's header of an answer ends with these tokens of its own, and no text of an answer does."""
-_SAME = frozenset({"id", "object", "created"})
-"""What all events of a stream have in common, beside its model."""
+_SEEN_TOKENS = 16
+"""So many of the answer's last tokens are looked for at the end of a prompt. Its first one may have become a token
+together with the template's header."""
 
 
 class Seam:
     """What a client has got of one stream, and how the events that come next are joined to it."""
 
-    def __init__(self, progress: Progress, model: str, wants_usage: bool) -> None:
-        """`model`: the name that the client used."""
-        self.progress = progress
+    def __init__(self, grammar: Grammar, wants_usage: bool) -> None:
+        """`grammar` has taken what the client has got."""
+        self.grammar = grammar
+        self.progress = grammar.progress
         self.why_lost = ""
         """Why the rest did not fit to what the client had, or was not given; empty if it fitted."""
         self.times = 0
         """How often the stream went on elsewhere."""
         self.short_runs = 0
         """How often it broke again after few tokens."""
-        self._model = model
-        self._wants_usage = wants_usage
+        self._wants_usage = wants_usage or grammar.always_tells_usage
         self._overlap = ""
         self._given_tokens = 0
         """The tokens of the answer that the current prompt goes on from."""
@@ -96,8 +96,11 @@ class Seam:
         text = self._beyond_overlap(self._text(delta))
         self.progress.add(text, ids if self._is_exact else None)
         reason = self.progress.finish_reason = choice.get("finish_reason") or ""
-        is_told = text or reason or self._calls_tools
-        return self._written(document, self._choice(choice, text, delta)) if is_told else b""
+        if not (text or reason or self._calls_tools):
+            return b""
+        if isinstance(usage := document.get("usage"), dict):
+            document["usage"] = self.usage(usage)
+        return self.grammar.part(text, choice, document, calls_tools=self._calls_tools)
 
     def _look_at_prompt(self, document: dict[str, Any]) -> None:
         """The first event of a chat tells its prompt: that of the first request, and behind it the answer so far.
@@ -106,12 +109,25 @@ class Seam:
         told = document.get("prompt_token_ids")
         if not isinstance(told, list) or told[: len(before)] != before:
             raise NotResumable("restarted")
+        if progress.text_ids:
+            self._look_at_text(told, progress.text_ids)
+            return
         behind = told[len(before) :]
         self._given_prompt_tokens, self._is_exact = len(behind), behind == self._ids
         if self._is_exact:
             progress.ids = behind
         elif not behind or behind[-_HEADER_TOKENS:] == before[-_HEADER_TOKENS:] or progress.text[-1:].isspace():
             raise NotResumable("restarted")
+
+    def _look_at_text(self, told: list[int], text_ids: list[int]) -> None:
+        """No stream has told the first prompt. The current one must end with the text, and if the number of the first
+        one's tokens is known, it must be the first one and the text."""
+        progress, last = self.progress, text_ids[-_SEEN_TOKENS:]
+        progress.prompt_tokens = progress.prompt_tokens or len(told) - len(text_ids)
+        given = len(told) - progress.prompt_tokens
+        if told[-len(last) :] != last or abs(given - len(text_ids)) > 1:
+            raise NotResumable("restarted")
+        self._given_prompt_tokens, self._is_exact = given, False
 
     def _text(self, delta: Any) -> str:
         """The text of a part. Behind its text, a chat may call tools."""
@@ -130,35 +146,11 @@ class Seam:
         self._overlap = overlap[len(text) :]
         return text[len(overlap) :]
 
-    def _choice(self, choice: dict[str, Any], text: str, delta: Any = None) -> dict[str, Any]:
-        """A choice in the shape of those that came before it."""
-        shape, reason = self.progress.shape["choices"][0], choice.get("finish_reason")
-        told = _nulls(shape) | {"index": 0, "logprobs": None, "finish_reason": reason}
-        told |= {"delta": {"content": text}} if "delta" in shape else {"text": text}
-        if self._calls_tools:
-            told["delta"] = delta
-        if reason:
-            told |= {name: None for name in _nulls(choice) if not name.startswith("prompt_")}
-            told |= {"finish_reason": reason, "stop_reason": choice.get("stop_reason")}
-        return told | {name: None for name in ("prompt_token_ids", "token_ids") if name in shape}
-
-    def _written(self, document: dict[str, Any], choice: dict[str, Any] | None) -> bytes:
-        shape = self.progress.shape
-        told: dict[str, Any] = {name: value for name, value in shape.items() if name in _SAME}
-        told |= {"model": self._model, "choices": [] if choice is None else [choice]}
-        if choice is not None:
-            told |= _nulls(shape)
-        if document.get("system_fingerprint") is not None:
-            told["system_fingerprint"] = document["system_fingerprint"]
-        if (choice is None or "usage" in shape) and isinstance(usage := document.get("usage"), dict):
-            told["usage"] = self.usage(usage)
-        return b"data: " + orjson.dumps(told) + b"\n\n"
-
     def _usage_event(self, document: dict[str, Any]) -> bytes:
         if not self._wants_usage or self.progress.has_usage or document.get("usage") is None:
             return b""
         self.progress.has_usage = True
-        return self._written(document, None)
+        return self.grammar.usage(self.usage(document["usage"]), document)
 
     def usage(self, told: dict[str, Any]) -> dict[str, Any]:
         """The usage of the whole answer, by that of the rest, whose prompt had the beginning in it."""
@@ -167,13 +159,13 @@ class Seam:
         for name, change in changes.items():
             if isinstance(usage.get(name), int):
                 usage[name] += change
-        details, prompt_tokens = usage.get("prompt_tokens_details"), usage.get("prompt_tokens")
-        if (
-            isinstance(details, dict)
-            and isinstance(details.get("cached_tokens"), int)
-            and isinstance(prompt_tokens, int)
-        ):
-            usage["prompt_tokens_details"] = details | {"cached_tokens": min(details["cached_tokens"], prompt_tokens)}
+        details, left = usage.get("prompt_tokens_details"), usage.get("prompt_tokens")
+        if isinstance(details, dict) and isinstance(left, int):
+            details = usage["prompt_tokens_details"] = dict(details)
+            for name in ("cached_tokens", "created_cache_tokens"):  # those of the first prompt come first
+                if isinstance(details.get(name), int):
+                    details[name] = min(details[name], left)
+                    left -= details[name]
         return usage
 
     @property
@@ -191,9 +183,9 @@ class Seam:
         progress, events = self.progress, b""
         if not progress.finish_reason:
             progress.finish_reason = "length"
-            events += self._written({}, self._choice({"finish_reason": "length"}, ""))
+            events += self.grammar.part("", {"finish_reason": "length"}, {}, calls_tools=False)
         if self.lacks_usage:
-            prompt, output = len(progress.prompt_ids), progress.tokens
+            prompt, output = len(progress.prompt_ids) or progress.prompt_tokens, progress.tokens
             usage = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
             self._given_tokens = self._given_prompt_tokens = 0
             events += self._usage_event({"usage": usage})
@@ -201,11 +193,5 @@ class Seam:
 
     def end(self) -> bytes:
         """The end mark, and before it the news that the stream went on elsewhere, for whoever reads comments."""
-        if not self.times:
-            return _DONE
-        return b": x-kvgate-resumed: %d; %b\n\n" % (self.times, self.how.encode()) + _DONE
-
-
-def _nulls(fields: dict[str, Any]) -> dict[str, None]:
-    """The fields that an engine sends with null."""
-    return {name: None for name, value in fields.items() if value is None}
+        comment = b": x-kvgate-resumed: %d; %b\n\n" % (self.times, self.how.encode()) if self.times else b""
+        return self.grammar.end(comment)

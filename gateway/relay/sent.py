@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gateway.relay.events import read_event
 from gateway.request.admission import Admission
 
 _STEP_BYTES = 4096
@@ -19,6 +20,8 @@ _SHARE = 0.5
 _PART = b"\r"
 """Between the text and the token ids of an event of the usual form. JSON in an event has no line break."""
 _END = b"\n\n"
+_PARTS = (b'"', b"{")
+"""How the text of a part begins. A whole event begins with the name of a field, or with a colon."""
 
 
 class Sent:
@@ -61,7 +64,7 @@ class Sent:
             self._check()
 
     def add_part(self, text: bytes, ids: bytes) -> None:
-        """The text of an event of the usual form, and its token ids, as they stand in its JSON."""
+        """The text of an event of the usual form, and its token ids or its number, as they stand in its JSON."""
         self._kept += b"".join((text, _PART, ids, _END))
         self._parts += 1
         if len(self._kept) > self._checked_bytes:
@@ -89,15 +92,14 @@ class Sent:
             self._counted_bytes = 0
 
     def read(self) -> list[dict[str, Any] | tuple[Any, list[int] | None]]:
-        """All events in their order: whole ones as objects; of those of the usual form the text, and the token ids if
-        there are any. Raises ValueError if an event is no JSON."""
+        """All events in their order: whole ones as objects; of those of the usual form the text, and the token ids (or
+        the event's number) if there are any. Raises ValueError if an event is no JSON."""
         texts = []
         for event in bytes(self._kept).split(_END):
-            if event.startswith(b"data:"):
-                if (data := event[5:].strip()).startswith(b"{"):
-                    texts.append(data)
-            elif event and not event.startswith(b":"):
+            if event.startswith(_PARTS):
                 text, _, ids = event.partition(_PART)
                 texts.append(b"[%b,%b]" % (text, b"[%b]" % ids if ids else b"null"))
+            elif (data := read_event(event).data.strip()).startswith(b"{"):
+                texts.append(data)
         found: list[Any] = orjson.loads(b"[" + b",".join(texts) + b"]")
         return [tuple(each) if isinstance(each, list) else each for each in found]

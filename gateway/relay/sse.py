@@ -36,6 +36,9 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _IDS = b'"token_ids":['
 _NO_LOGPROBS = b',"logprobs":null'
 _EMPTY = b'"delta":{},'
+_NAMES = (b"event: content_block_delta\n", b"event: response.output_text.delta\n")
+"""How the events begin that have the text of messages and of responses."""
+_NAMED_TEXT = re.compile(rb'(?:"type":"text_delta","text"|"delta"):("(?:[^"\\\n]|\\.)*")')
 _GOES_ON = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}null')
 _LESSONS = 8
 """So many pieces of other forms may teach the usual form of events. (The first event of a chat has another one.)"""
@@ -90,7 +93,8 @@ class EventRelay:
         """The bytes around what differs between the events of one choice: all but its delta, before its end."""
         self._start_bytes = self._end_bytes = self._mark_bytes = 0
         self._ids_mark, self._hidden_end = b"", b""
-        """If token ids are taken out: what stands between the text and them, and the end of an event without them."""
+        """If token ids are taken out: what stands between the text and them, and the end of an event without them. In
+        events of responses it stands before their number."""
         self._tail = bytearray()
 
     @property
@@ -154,7 +158,7 @@ class EventRelay:
         return self._passed(rest) if rest else b""
 
     def _passed(self, ready: bytes) -> bytes:
-        is_one = ready.find(b"\n") == len(ready) - 2
+        is_one = ready.find(b"\n", self._start_bytes) == len(ready) - 2
         if is_one and ready.endswith(self._usual_end) and ready.startswith(self._usual_start):
             usual = self._usual(ready) if self._sent is not None or self._hides_ids else ready
             if usual:
@@ -176,7 +180,7 @@ class EventRelay:
         if len(ready) > plain_bytes and may_be_unfinished(ready, self._ending_words):
             return self._checked(ready)
         self._look_for_end(ready)
-        if is_one and self._lessons:
+        if self._lessons and (is_one or ready.startswith(b"event:")):
             self._learn(original)
         return ready
 
@@ -202,11 +206,14 @@ class EventRelay:
             return b""
         if self._sent is not None:
             self._sent.add_part(text, ids)
-        return event[:at] + self._hidden_end
+        return event[:at] + self._hidden_end if self._hides_ids else event
 
     def _learn(self, event: bytes) -> None:
         """Learns the usual form from events without an end, an error and usage. Strings cannot imitate the keys."""
         self._lessons -= 1
+        if event.startswith(_NAMES):
+            self._learn_named(event)
+            return
         delta, reason = event.find(self._token_mark), event.rfind(b'"finish_reason"')
         is_form = event.startswith(b"data:") and 0 <= delta < reason and _GOES_ON.match(event, reason) is not None
         if not is_form or _HAS_USAGE.search(event) is not None:
@@ -225,6 +232,17 @@ class EventRelay:
             self._ids_mark, self._usual_end = b"", event[at:]
         self._usual_start = event[:start]
         self._start_bytes, self._end_bytes, self._mark_bytes = start, len(self._usual_end), len(self._ids_mark)
+
+    def _learn_named(self, event: bytes) -> None:
+        """The events of messages differ in their text only, those of responses in their numbers, too."""
+        text = _NAMED_TEXT.search(event)
+        if text is None or event.find(b"\n\n") != len(event) - 2:
+            return
+        number = _SEQUENCE_NUMBER.search(event, text.end())
+        at, end = number.span(1) if number is not None else (text.end(), text.end())
+        self._ids_mark, self._usual_end = event[text.end() : at], event[end:]
+        self._usual_start = event[: text.start(1)]
+        self._start_bytes, self._end_bytes, self._mark_bytes = text.start(1), len(event) - end, at - text.end()
 
     def _look_for_end(self, ready: bytes) -> None:
         if not self.saw_end:

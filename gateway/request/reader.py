@@ -336,7 +336,8 @@ class Reader:
             job.needed_tokens = job.prompt_tokens + (job.max_output_tokens or 0) // job.choices
             if not job.is_batch:  # the engine's events repeat this id, which shows the prompt's blocks
                 job.headers["x-session-id"] = job.prompt.keys[-1]
-            job.asks_ids = not job.not_resumed and job.prompt_tokens <= self._max_told_tokens
+            may_ask = job.endpoint.returns_token_ids and not job.not_resumed
+            job.asks_ids = may_ask and job.prompt_tokens <= self._max_told_tokens
             if job.prompt.images:
                 job.refusing = self._fleet.refusing_media()
             if parsed.other_prompts:

@@ -23,6 +23,7 @@ AFTER_THE_FIRST_BYTE: list[dict[str, Any]] = [
     {"mode": "truncate", "after_tokens": 3},
     {"mode": "crash", "after_tokens": 3},
 ]
+UNKNOWN = {"some_new_field": 1}
 PROMPTS = (CHAT, "/v1/completions", "/v1/messages", "/v1/responses")
 
 
@@ -32,8 +33,8 @@ def streamed(stage: Stage, path: str, max_tokens: int = 8) -> dict[str, Any]:
     prompt: dict[str, Any] = {
         CHAT: {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "logprobs": True},
         "/v1/completions": {"prompt": text, "max_tokens": max_tokens, "logprobs": 0},
-        "/v1/messages": {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens},
-        "/v1/responses": {"input": text, "max_output_tokens": max_tokens},
+        "/v1/messages": {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, **UNKNOWN},
+        "/v1/responses": {"input": text, "max_output_tokens": max_tokens, **UNKNOWN},
     }[path]
     return {"model": "sim", "stream": True, **prompt}
 
@@ -156,7 +157,8 @@ def ends_with_an_error(path: str, answer: httpx.Response, code: str, kind: str, 
 async def test_the_openai_sdk_raises_on_a_response_that_breaks(stage: Stage, fault: dict[str, Any]) -> None:
     await stage.fail_everywhere(**fault)
     async with openai.AsyncOpenAI(base_url=f"{stage.urls[0]}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.responses.create(model="sim", input=stage.new_prompt(), stream=True)
+        prompt = stage.new_prompt()
+        stream = await client.responses.create(model="sim", input=prompt, stream=True, extra_body=UNKNOWN)
         with pytest.raises(openai.APIError, match="incomplete"):
             await read(stream)
 

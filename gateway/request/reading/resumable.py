@@ -52,19 +52,45 @@ _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
     "include_reasoning": (True,),
+    "tools": ([],),
+    "store": (False,),
+    "background": (False,),
+    "include": ([],),
+    "text": ({}, {"format": {"type": "text"}}),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
 }
 """Fields that do no harm with one of these values."""
-_KNOWN: Final = SAMPLING | _OF_PROMPT | _NEUTRAL
-_APIS: Final = ("chat", "completion")
+_OF_CHATS: Final = SAMPLING | _OF_PROMPT | _NEUTRAL
+_OF_MESSAGES: Final = frozenset(
+    {
+        *("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "metadata", "service_tier"),
+        *("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs", "vllm_xargs"),
+    }
+)
+_OF_RESPONSES: Final = SAMPLING | {
+    *("model", "input", "instructions", "max_output_tokens", "stream", "stream_options", "metadata", "service_tier"),
+    *("parallel_tool_calls", "max_tool_calls", "safety_identifier", "chat_template_kwargs", "mm_processor_kwargs"),
+    *("media_io_kwargs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+}
+_KNOWN: Final[dict[str | None, frozenset[str]]] = {
+    "chat": _OF_CHATS,
+    "completion": _OF_CHATS,
+    "message": _OF_MESSAGES,
+    "response": _OF_RESPONSES,
+}
+"""By the kind of prompt: the fields that do no harm. The rest of a message is asked for as a chat, without tools."""
 _MAX_NAME_CHARS: Final = 64
 
 
 def why_not_resumed(endpoint: Endpoint, document: Mapping[str, Any]) -> str:
     """Why a stream of this request could not go on elsewhere: `api`, or a field of its body; empty if it could."""
-    if endpoint.prompt not in _APIS:
+    known = _KNOWN.get(endpoint.prompt)
+    if known is None:
         return "api"
     for name, value in document.items():
-        if value is None or name in _KNOWN or value in _HARMLESS.get(name, ()):
+        if value is None or name in known or value in _HARMLESS.get(name, ()):
             continue
         if not (name == "logprobs" and value is False and endpoint.prompt == "chat"):
             return name[:_MAX_NAME_CHARS]

@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from gateway.app import Gateway
+from gateway.request.admission import Admission
+from gateway.settings.limit_settings import LimitSettings
 from tests.gateway.scripted import ScriptedReplica, gateway_before
 
 
@@ -29,6 +31,11 @@ class Pair:
     @property
     def asked(self) -> int:
         return sum(replica.asked for replica in self.replicas)
+
+
+@pytest.fixture
+def admission() -> Admission:
+    return Admission(LimitSettings())
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ import orjson
 import pytest
 
 from gateway.endpoints import endpoint_of
-from gateway.relay.continuation import Asked, Continuation, NotResumable, Progress, continuation, progress_of
+from gateway.relay.continuation import Asked, Continuation, continuation, read
+from gateway.relay.grammars import Grammar, grammar_of
+from gateway.relay.progress import NotResumable
 from gateway.relay.resumptions import _rest_of
 from gateway.relay.seam import Seam
 from gateway.relay.sent import Sent
@@ -66,6 +68,12 @@ class Recording:
         of = self.endpoint
         return EventRelay(False, of.ends, True, of.token_mark, ending_words=of.ending_words, sent=sent)
 
+    def read(self, sent: Sent) -> Grammar:
+        """What a client has got."""
+        grammar = grammar_of(self.endpoint, "")
+        read(sent, grammar)
+        return grammar
+
     def rest(self, found: Continuation) -> bytes:
         """What an engine answers to the request for the rest: a token an event."""
         told = orjson.loads(found.body)
@@ -108,11 +116,6 @@ class Recording:
         raise AssertionError(ids)
 
 
-@pytest.fixture
-def admission() -> Admission:
-    return Admission(LimitSettings())
-
-
 @pytest.mark.parametrize("recorded", RECORDED, ids=NAMES)
 def test_a_stream_cut_at_any_byte_goes_on_without_a_seam(recorded: dict[str, Any], admission: Admission) -> None:
     recording = Recording(recorded)
@@ -149,9 +152,9 @@ def shapes(events: list[dict[str, Any]]) -> set[tuple[str, ...]]:
 
 def goes_on(recording: Recording, sent: Sent) -> bytes:
     """What the client gets after the break."""
-    progress = progress_of(sent)
-    wants_usage = bool(recording.body.get("stream_options"))
-    seam = Seam(progress, progress.shape["model"], wants_usage)
+    grammar = recording.read(sent)
+    progress, wants_usage = grammar.progress, bool(recording.body.get("stream_options"))
+    seam = Seam(grammar, wants_usage)
     if progress.finish_reason or progress.tokens >= recording.body["max_tokens"]:
         return seam.close()
     found = continuation(recording.asked, progress)
@@ -176,9 +179,9 @@ def test_a_stream_that_is_not_what_it_was_is_given_up(admission: Admission) -> N
     recording = next(each for each in map(Recording, RECORDED) if each.body.get("stop"))
     sent = Sent(admission, 1000)
     recording.relay(sent).feed(recording.stream[: len(recording.stream) // 2])
-    progress = progress_of(sent)
-    seam = Seam(progress, "m", False)
-    seam.goes_on(Continuation("/v1/completions", b"", True, progress.places[-2].ids, "what the client had"))
+    grammar = recording.read(sent)
+    seam = Seam(grammar, False)
+    seam.goes_on(Continuation("/v1/completions", b"", True, grammar.progress.places[-2].ids, "what the client had"))
     assert seam.events(recording._written(list(other()), "something else", 3, 2)) == b""
     assert seam.why_lost == "diverged"
 
@@ -200,8 +203,11 @@ def other() -> Iterator[dict[str, Any]]:
     ids=["the same tokens", "other tokens", "perhaps trimmed", "the answer begins anew", "no answer"],
 )
 def test_a_chat_goes_on_only_behind_its_answer(behind: list[int], text: str, why: str, how: str) -> None:
-    progress = Progress(text, [1, 2, 3], [5, 7, 8, 9], shape={"id": "a", "choices": [{"delta": {"content": "and"}}]})
-    seam = Seam(progress, "m", True)
+    grammar = grammar_of(endpoint_of("/v1/chat/completions"), "m")
+    progress = grammar.progress
+    progress.text, progress.ids, progress.prompt_ids = text, [1, 2, 3], [5, 7, 8, 9]
+    progress.shape = {"id": "a", "choices": [{"delta": {"content": "and"}}]}
+    seam = Seam(grammar, True)
     seam.goes_on(Continuation("/v1/chat/completions", b"", False, 3))
     opening = {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [5, 7, 8, 9, *behind]}
     usage = {"prompt_tokens": 4 + len(behind), "completion_tokens": 2, "total_tokens": 6 + len(behind)}
@@ -224,7 +230,7 @@ def test_sampled_text_that_was_held_back_is_not_made_anew(admission: Admission) 
     for at in range(len(recording.stream) // 2, len(recording.stream) // 2 + 2000, 100):
         sent = Sent(admission, 1000)
         recording.relay(sent).feed(recording.stream[:at])
-        found = continuation(sampled, progress_of(sent))
+        found = continuation(sampled, recording.read(sent).progress)
         assert found.overlap == ""
         ways.add(found.path)
     assert "/v1/chat/completions" in ways
@@ -242,7 +248,7 @@ def test_what_is_kept_is_bounded(most_tokens: int, limit_bytes: int, why: str) -
         for _ in range(20):
             relay.feed(event + b"\n\n")
     with pytest.raises(NotResumable, match=why):
-        progress_of(sent)
+        recording.read(sent)
     assert admission.held_bytes.taken == 0
 
 
@@ -252,7 +258,7 @@ def test_a_completion_without_token_ids_goes_on_behind_its_text(admission: Admis
     words = endpoint.ending_words
     relay = EventRelay(False, endpoint.ends, False, endpoint.token_mark, ending_words=words, sent=sent)
     got = b"".join(relay.feed(event + b"\n\n") for event in stream.split(b"\n\n")[:20])
-    found = continuation(Asked(endpoint, recorded["body"], 0), progress_of(sent))
+    found = continuation(Asked(endpoint, recorded["body"], 0), Recording(recorded).read(sent).progress)
     assert orjson.loads(found.body)["prompt"] == recorded["body"]["prompt"] + said(documents(got))[0]
     assert (found.is_exact, orjson.loads(found.body)["max_tokens"]) == (False, 20)
 
