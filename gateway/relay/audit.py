@@ -52,11 +52,13 @@ def read_usage(usage: Any) -> Usage | None:
     if prompt is None:
         return None
     cached = usage.get("cache_read_input_tokens")
+    if "input_tokens" in usage:  # Anthropic's input tokens are those that the cache neither had nor took
+        prompt += (_count(cached) or 0) + (_count(usage.get("cache_creation_input_tokens")) or 0)
     for name in ("prompt_tokens_details", "input_tokens_details"):
         details = usage.get(name)
         if isinstance(details, dict):
             cached = details.get("cached_tokens")
-    # Chat and text completions omit a zero. Messages and pooling never have the field, responses always have it.
+    # Chat and text completions omit a zero. Pooling never has the field, responses always have it.
     omits_zero = "prompt_tokens" in usage and bool(_count(usage.get("completion_tokens")))
     cached_tokens = _count(cached)
     if cached is not None and cached_tokens is None:

@@ -23,7 +23,11 @@ from gateway.tasks import Tasks
         ({"prompt_tokens": 9, "completion_tokens": 1}, Usage(9, None, omits_zero=True, output_tokens=1)),
         ({"prompt_tokens": 9, "completion_tokens": 0}, Usage(9, None)),  # an embedding
         ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 0}}, Usage(9, 0)),
-        ({"input_tokens": 9, "cache_read_input_tokens": 3, "output_tokens": 2}, Usage(9, 3, output_tokens=2)),
+        ({"input_tokens": 9, "cache_read_input_tokens": 3, "output_tokens": 2}, Usage(12, 3, output_tokens=2)),
+        (
+            {"input_tokens": 9, "output_tokens": 2, "cache_creation_input_tokens": 32, "cache_read_input_tokens": 0},
+            Usage(41, 0, output_tokens=2),
+        ),
         ({"prompt_tokens": "9"}, None),
         *(({"prompt_tokens": wrong, "completion_tokens": 1}, None) for wrong in (True, -1, 9.0, 2**63)),
         ({"prompt_tokens": 9, "completion_tokens": -1}, Usage(9, None)),
