@@ -25,11 +25,12 @@ from gateway.relay.retries import Failure
 from gateway.relay.token_ids import without_prompt_ids
 from gateway.request.reader import Job
 from gateway.upstream import Answer
-from gateway.upstream.excerpts import WINDOW_BYTES
 
 _EMPTY = Unfinished("empty")
 _OPENINGS = (b"event: response.created\n", b"event: response.in_progress\n")
 """How the events begin that announce a response."""
+_MOST_OPENING_BYTES = 2**18
+"""An announcement that is larger is passed on at once. That of a response has its instructions and tools twice."""
 _JSON = ((b"content-type", b"application/json"),)
 
 
@@ -53,7 +54,7 @@ async def begun(job: Job, answer: Answer, held: HeldBytes) -> bool:
     size_bytes = 0
     while not await answer.gathered(size_bytes, held.has_room):
         first = answer.look()
-        if not size_bytes < len(first) <= WINDOW_BYTES or not _only_open(first, job.has_effects):
+        if not size_bytes < len(first) <= _MOST_OPENING_BYTES or not _only_open(first, job.has_effects):
             return False
         size_bytes = len(first)
     return True
@@ -106,7 +107,7 @@ def begins(job: Job, answer: Answer) -> Said:
         return Said(unfinished=_EMPTY)
     if not may_be_unfinished(first, job.endpoint.ending_words):
         return Said(plain_bytes=len(first))
-    for event in split_events(first[:WINDOW_BYTES]):
+    for event in split_events(first[:_MOST_OPENING_BYTES]):
         document = event_data(event)
         if document is not None and (found := unfinished(document, job.has_effects)) is not None:
             return Said(unfinished=found)

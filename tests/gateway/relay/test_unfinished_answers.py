@@ -40,6 +40,7 @@ TEXT = event({"type": "content_block_delta", "delta": {"text": "Hi"}}, "content_
 NO_STOP = event({"type": "message_delta", "delta": {"stop_reason": None}}, "message_delta")
 STOP = event({"type": "message_stop"}, "message_stop")
 CREATED = event({"type": "response.created", "response": {"status": "in_progress", "error": None}}, "response.created")
+INSTRUCTIONS = b'"status"', b'"instructions":' + LONG + b',"status"'
 IN_PROGRESS = CREATED.replace(b"created", b"in_progress")
 OUTPUT = event({"type": "response.output_text.delta", "delta": "Hi"}, "response.output_text.delta")
 COMPLETED = event({"type": "response.completed", "response": {"status": "completed"}}, "response.completed")
@@ -105,6 +106,7 @@ async def test_a_large_answer_is_complete_although_its_metadata_look_like_a_reas
         (MESSAGES, [START, NO_STOP, STOP]),
         (MESSAGES, [START, event({"type": "error", "error": {"type": "api_error"}}, "error")]),
         (RESPONSES, [CREATED, IN_PROGRESS, CANCELLED]),
+        (RESPONSES, [CREATED.replace(*INSTRUCTIONS) + IN_PROGRESS.replace(*INSTRUCTIONS), CANCELLED]),
         (RESPONSES, [CREATED + IN_PROGRESS, event({"type": "error", "error": FAILED["error"]}, "error")]),
         ("/v1/audio/transcriptions", [part({"content": ""}, "abort"), DONE]),
     ],
