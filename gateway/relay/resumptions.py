@@ -41,7 +41,7 @@ _NOT = frozenset(
         *("tool_calls", "reasoning", "reasoning_content", "n", "logprobs", "echo", "response_format", "prompt"),
         *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "place"),
         *("diverged", "restarted", "error_event", "max_tokens", "refused", "usage"),
-        *("text_tokens", "ending", "tools", "tool_use", "thinking"),
+        *("text_tokens", "ending", "tools", "tool_use", "thinking", "store", "background"),
     }
 )
 """The reasons that metrics tell apart: fields have any name that clients give them."""
@@ -123,12 +123,15 @@ class Resumptions:
     async def _by_chat(self, job: Job, tries: Tries, seam: Seam, asked: Asked) -> Continuation | None:
         """The rest of a stream that has told no token ids."""
         progress, left = seam.progress, tries.ticket.replica
+        if progress.has_usage:
+            return None
         await self._turn(tries)
         text = {"prompt": progress.text, "add_special_tokens": False}
         progress.was_cut(await self._text_tokens.of(job, text, left))
         if self._lacks_text(seam, asked):
             return continuation(asked, progress)
-        if not (progress.prompt_tokens or progress.has_usage):
+        progress.parts = min(progress.parts, asked.most_tokens or progress.parts)
+        if not progress.prompt_tokens:
             prompt = {name: asked.document[name] for name in _OF_PROMPT if name in asked.document}
             progress.prompt_tokens = len(await self._text_tokens.of(job, prompt, left))
         return None
