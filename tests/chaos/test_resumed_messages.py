@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import openai
 import orjson
 import pytest
 
@@ -139,6 +140,18 @@ async def test_an_image_in_a_message_is_in_the_prompt_of_the_rest(stage: Stage) 
     events = told((await stage.http.post(stage.urls[1] + MESSAGES, json=body)).text)
     events.remove(COMMENT)
     assert events == told(first.text)
+
+
+async def test_the_openai_sdk_reads_a_response_that_went_on(stage: Stage) -> None:
+    body = asked(stage.new_prompt(), RESPONSES)
+    first = await stage.http.post(stage.urls[0] + RESPONSES, json=body)
+    await stage.fail(stage.replica(first.headers["x-kvgate-replica"]), "crash", after_tokens=9)
+    async with openai.AsyncOpenAI(base_url=f"{stage.urls[1]}/v1", api_key="none", max_retries=0) as client:
+        events = [event async for event in await client.responses.create(**body)]
+    deltas = (event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1].response
+    assert ("".join(deltas), last.usage.output_tokens) == (last.output_text, TOKENS)
+    assert last.output[0].id == events[2].item.id
 
 
 async def broken(stage: Stage) -> float:
