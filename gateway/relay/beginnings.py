@@ -25,6 +25,7 @@ from gateway.relay.retries import Failure
 from gateway.relay.token_ids import without_prompt_ids
 from gateway.request.reader import Job
 from gateway.upstream import Answer
+from gateway.upstream.excerpts import WINDOW_BYTES
 
 _EMPTY = Unfinished("empty")
 _OPENINGS = (b"event: response.created\n", b"event: response.in_progress\n")
@@ -62,7 +63,9 @@ async def begun(job: Job, answer: Answer, held: HeldBytes) -> bool:
 
 def _only_open(events: bytes, has_effects: bool) -> bool:
     for event in reversed(split_events(events)):
-        if not (_only_opens(event) or (event.startswith(_OPENINGS) and not has_effects)):
+        if event.startswith(_OPENINGS) and not has_effects:
+            continue
+        if len(event) > WINDOW_BYTES or not _only_opens(event):  # others that open a stream are small
             return False
     return True
 
@@ -108,7 +111,7 @@ def begins(job: Job, answer: Answer) -> Said:
     if not may_be_unfinished(first, job.endpoint.ending_words):
         return Said(plain_bytes=len(first))
     for event in split_events(first[:_MOST_OPENING_BYTES]):
-        document = event_data(event)
+        document = event_data(event) if len(event) <= WINDOW_BYTES else None  # larger ones announce a response
         if document is not None and (found := unfinished(document, job.has_effects)) is not None:
             return Said(unfinished=found)
     return _NOTHING

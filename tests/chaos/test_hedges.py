@@ -21,13 +21,13 @@ from tests.redis_server import RedisServer, running_redis
 
 # A prompt of about 600 tokens takes 60 ms, and each step of a slow replica two seconds.
 REPLICA_ARGUMENTS = ("--prefill-tokens-per-s", "10000", "--decode-s-per-token", "0.01")
-PROMPT_TOKENS = 500
-"""At least."""
+PROMPT_TOKENS = 620
+"""At most."""
 SLOWER = 200
-SHARE = 0.2
+SHARE = 0.3
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": BUDGET_S * 1000},
-    "hedge": {"late_factor": 2, "max_share": SHARE},
+    "hedge": {"late_factor": 4, "max_share": SHARE},
 }
 
 
@@ -52,15 +52,10 @@ class HedgeStage(Stage):
         assert answer.text.endswith("data: [DONE]\n\n")
         return answer
 
-    async def earns(self, requests: int = 8) -> None:
-        """Replicas compute so many prompts, and Redis hears of it."""
-        before, _ = await self.allowance()
-        await asyncio.gather(*(self.streams(self.new_prompt()) for _ in range(requests)))
-
-        async def is_told() -> bool:
-            return (await self.allowance())[0] > before + PROMPT_TOKENS * requests
-
-        await eventually(is_told)
+    async def earns(self) -> None:
+        """Replicas compute prompts, one after the other, until Redis has heard of enough for two second attempts."""
+        while (await self.allowance())[0] * SHARE < 2.5 * PROMPT_TOKENS:
+            await self.streams(self.new_prompt())
 
     async def slow_owner(self) -> tuple[str, SimReplica]:
         """A prompt, and the replica that has it and is slow from now on."""
