@@ -97,14 +97,13 @@ async def redis_version(url: str) -> str:
         await wire.close()
 
 
-async def open_pool(url: str, name: str, gateway: str, replicas: int) -> tuple[Wire, Pool, bool]:
-    """A gateway's client of a pool with registered replicas, and whether scripts may write when Redis' memory is
-    full."""
+async def open_pool(url: str, name: str, gateway: str, replicas: int) -> tuple[Wire, Pool]:
+    """A gateway's client of a pool with registered replicas."""
     wire = await connect(url)
-    allow_oom = await load_scripts(wire)
+    await load_scripts(wire)
     pool = Pool(name, gateway, budget_s=10.0)
-    pool.attach(wire, allow_oom)
+    pool.attach(wire)
     for i in range(replicas):
         record = ReplicaRecord(f"r{i}", INCARNATION, "ready", CAPACITY_TOKENS, 0, f"http://127.0.0.1:{i}")
         await pool.register(record, only_if_absent=True)
-    return wire, pool, allow_oom
+    return wire, pool

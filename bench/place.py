@@ -42,7 +42,6 @@ from coordinator.placement import PlaceRequest
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire
-from coordinator.scripts import load
 from coordinator.subset import Subset
 
 GATEWAY = "bench.0"
@@ -86,11 +85,11 @@ def random_keys(count: int) -> list[str]:
 class Bench:
     """Places prompts on one pool and reads the cost."""
 
-    def __init__(self, wire: Wire, pool: Pool, allow_oom: bool) -> None:
+    def __init__(self, wire: Wire, pool: Pool) -> None:
         self._wire = wire
         self._pool = pool
-        self._script = load("place", allow_oom)
-        self._settle = load("settle", allow_oom)
+        self._script = wire.script("place")
+        self._settle = wire.script("settle")
         self._subset = Subset.of(pool.records)
         self._placed = 0
         self.why: Counter[str] = Counter()
@@ -186,9 +185,9 @@ async def run(url: str, options: argparse.Namespace, console: Console) -> list[R
     async with AsyncExitStack() as stack:
         cases = []
         for replicas in options.replicas:
-            wire, pool, allow_oom = await open_pool(url, f"bench-{replicas}-{os.getpid()}", GATEWAY, replicas)
+            wire, pool = await open_pool(url, f"bench-{replicas}-{os.getpid()}", GATEWAY, replicas)
             stack.push_async_callback(wire.close)
-            bench = Bench(wire, pool, allow_oom)
+            bench = Bench(wire, pool)
             await bench.give_load(options.least_requests)
             for keys, name in product((10, 40, 100), CASES):
                 cases.append(Case(bench, replicas, keys, name, await bench.chains(name, keys)))

@@ -33,7 +33,6 @@ from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import LoopLag, answered
 from coordinator.redis.wire import Wire, has_result, load_scripts
-from coordinator.scripts import load
 
 _log = structlog.get_logger("kvgate.store")
 
@@ -73,7 +72,6 @@ class StoreConnection:
         self._on_change = on_change
         self._pools: dict[str, Pool] = {}
         self._wire: Wire | None = None
-        self._allow_oom = True
         self._misses = 0
         self._missed_at = 0.0
         self._is_paused = False
@@ -98,7 +96,7 @@ class StoreConnection:
         """One more pool uses this connection."""
         self._pools[pool.name] = pool
         if self._wire is not None:
-            pool.attach(self._wire, self._allow_oom, self._is_in_cluster)
+            pool.attach(self._wire, self._is_in_cluster)
             pool.link.is_paused = self._is_paused
 
     async def ask(self, *command: Any) -> Any:
@@ -111,8 +109,7 @@ class StoreConnection:
         """Run a script whose keys belong to no pool. Raises StoreError."""
         if self._wire is None:
             raise StoreDown("the store is not connected")
-        loaded = load(script, self._allow_oom)
-        return await self._wire.run(loaded, loaded.operands(**operands))
+        return await self._wire.ask_script(script, **operands)
 
     async def first_attempt(self) -> None:
         """Wait until the first attempt to connect has ended, with or without success."""
@@ -218,7 +215,7 @@ class StoreConnection:
         # First, so that a server that is too slow is asked for nothing more. It is judged like a placement, which
         # allows for a busy event loop; otherwise a busy gateway would never be up again.
         await wire.send("PING", budget_s=self._lag.extended(self._settings.budget_s))
-        self._allow_oom = await load_scripts(wire, self._settings.knobs)
+        await load_scripts(wire, self._settings.knobs)
         self.warnings, self._is_in_cluster = await _inspect(wire, self._settings.url)
 
     async def _beat_until_broken(self, wire: Wire) -> None:
@@ -250,7 +247,7 @@ class StoreConnection:
     def _up(self, wire: Wire) -> None:
         self._wire, self._misses, self._pauses, self._is_paused = wire, 0, 0, False
         for pool in self._pools.values():
-            pool.attach(wire, self._allow_oom, self._is_in_cluster)
+            pool.attach(wire, self._is_in_cluster)
         self.reason = ""
         for warning in self.warnings:
             _log.warning("redis setting", problem=warning)

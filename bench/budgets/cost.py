@@ -23,7 +23,7 @@ _LEFT = {"much": 10**17, "little": 2 * 10**9}
 
 async def cost(url: str, replicas: int, requests: int, rounds: int) -> list[dict[str, Any]]:
     """Settings take turns on one pool, each round in another order."""
-    wire, pool, _ = await open_pool(url, f"bench-{replicas}", "bench.0", replicas)
+    wire, pool = await open_pool(url, f"bench-{replicas}", "bench.0", replicas)
     pers: list[tuple[Per, str]] = [("month", "2026-11"), ("day", "2026-11-28")]
     price = Price(10**9, 10**8, 4 * 10**9)
     bills: list[Bill | None] = [None]

@@ -177,7 +177,7 @@ CASES = (
 
 async def measure(url: str, case: Case, rate_per_s: float, seconds: float) -> Latency:
     """Measures placements beside one of the cases."""
-    wire, pool, _ = await open_pool(url, POOL, GATEWAY, REPLICAS)
+    wire, pool = await open_pool(url, POOL, GATEWAY, REPLICAS)
     gateway, loop = Gateway(pool), asyncio.get_running_loop()
     await gateway.learn()
     with company(case.work, url, seconds, [case.argument]) as others:

@@ -76,13 +76,13 @@ async def fill(wire: Wire, names: PoolKeys, kind: str, keys: int, advance: Calla
 
 async def measure(url: str, kind: str, keys: int, calls: int, advance: Callable[[int], None]) -> Memory:
     """Fills an empty Redis, and places prompts that the map then knows."""
-    wire, pool, allow_oom = await open_pool(url, POOL, GATEWAY, REPLICAS)
+    wire, pool = await open_pool(url, POOL, GATEWAY, REPLICAS)
     names = pool.keys
     before_bytes = int((await info(wire, "memory"))["used_memory"])
     chains = await fill(wire, names, kind, keys, advance)
     used_bytes = int((await info(wire, "memory"))["used_memory"])
     encoding = (await wire.send("OBJECT", "ENCODING", names.own(chains[0][0]))).decode()
-    bench = Bench(wire, pool, allow_oom)
+    bench = Bench(wire, pool)
     times = await bench.measure(lambda: random.choice(chains), calls)
     await wire.close()
     bytes_per_key = (used_bytes - before_bytes) / keys

@@ -50,7 +50,7 @@ class Saturation:
 
 async def place_all_the_time(start: Start, url: str, seconds: float, number: int) -> Found:
     """A gateway at saturation, in its own process."""
-    wire, pool, _ = await open_pool(url, POOL, f"gateway-{number}.bench0", REPLICAS)
+    wire, pool = await open_pool(url, POOL, f"gateway-{number}.bench0", REPLICAS)
     gateway = Gateway(pool)
     await gateway.learn()
     await start()

@@ -27,7 +27,6 @@ from coordinator.redis.address import connect
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.registry import AgentRecord, ReplicaRecord, is_number, readable
-from coordinator.scripts import load
 
 _log = structlog.get_logger("kvgate.agent")
 
@@ -96,9 +95,8 @@ class Vitals:
 class AgentStore:
     """One replica's agent in one pool, over one connection. Every method raises StoreError if the connection breaks."""
 
-    def __init__(self, wire: Wire, allow_oom: bool, keys: PoolKeys, replica: str, agent: str) -> None:
+    def __init__(self, wire: Wire, keys: PoolKeys, replica: str, agent: str) -> None:
         self._wire = wire
-        self._allow_oom = allow_oom
         self.keys = keys
         self._replica = replica
         self._agent = agent
@@ -115,12 +113,12 @@ class AgentStore:
         keys = PoolKeys(pool, namespace)
         wire = await connect(url, keys.anchor, _CONNECT_S, lambda _error: None)
         try:
-            allow_oom = await answered(load_scripts(wire), _ANSWER_S)
+            await answered(load_scripts(wire), _ANSWER_S)
             await _list(url, keys)
         except BaseException:
             await wire.close("gave up connecting")
             raise
-        return cls(wire, allow_oom, keys, replica, agent)
+        return cls(wire, keys, replica, agent)
 
     async def close(self) -> None:
         await self._wire.close()
@@ -263,8 +261,7 @@ class AgentStore:
         return found
 
     async def _run(self, name: str, **arguments: Any) -> Any:
-        script = load(name, self._allow_oom)
-        return await answered(self._wire.run(script, script.operands(self.keys, **arguments)), _ANSWER_S)
+        return await answered(self._wire.ask_script(name, self.keys, **arguments), _ANSWER_S)
 
     async def ask(self, *command: Any) -> Any:
         """A plain command."""

@@ -15,7 +15,7 @@ from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.redis_clock import RedisClock
 from coordinator.redis.time_limit import fail
 from coordinator.redis.wire import Reply, Wire
-from coordinator.scripts import Script, load
+from coordinator.scripts import Script
 
 
 class Link:
@@ -31,14 +31,13 @@ class Link:
         self.epoch = 0
         """Raised whenever this gateway states what it has reserved: the store refuses a placement of an older one."""
         self.clock = RedisClock()
-        self.allow_oom = True
         self._place_of: tuple[PolicyKnobs, Script] | None = None
         """The settings of the last placement, and their script."""
 
-    def attach(self, wire: Wire, allow_oom: bool, is_in_cluster: bool) -> None:
+    def attach(self, wire: Wire, is_in_cluster: bool) -> None:
         """Use a new connection."""
         self.keys = PoolKeys(self.keys.pool, self.keys.namespace, is_in_cluster)
-        self.wire, self.allow_oom, self._place_of, self.is_paused = wire, allow_oom, None, False
+        self.wire, self._place_of, self.is_paused = wire, None, False
         self.clock.forget()
 
     def placing_wire(self) -> Wire:
@@ -54,36 +53,29 @@ class Link:
             raise not_connected()
         return self.wire
 
-    def script(self, name: str) -> Script:
-        return load(name, self.allow_oom)
-
     def place_script(self, knobs: PolicyKnobs) -> Script:
         """Most requests have the same settings; to look the script up by their values takes a microsecond."""
         if self._place_of is None or self._place_of[0] is not knobs:
-            self._place_of = knobs, load("place", self.allow_oom, knobs)
+            self._place_of = knobs, self.required().script("place", knobs)
         return self._place_of[1]
 
     def run(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
         """Run one of the scripts, with the arguments that its header declares."""
-        script = self.script(name)
-        operands = script.operands(self.keys, **arguments)
-        return _down() if self.wire is None else self.wire.run(script, operands)
+        return _down() if self.wire is None else self.wire.ask_script(name, self.keys, **arguments)
 
     def tell(self, name: str, on_reply: Reply | None = None, is_urgent: bool = False, /, **arguments: Any) -> None:
         """Run one of the scripts, behind everything that was sent before: see Wire.tell."""
-        script = self.script(name)
-        operands = script.operands(self.keys, **arguments)
         if self.wire is not None:
-            self.wire.tell(script, operands, on_reply, is_urgent)
+            script = self.wire.script(name)
+            self.wire.tell(script, script.operands(self.keys, **arguments), on_reply, is_urgent)
         elif on_reply is not None:
             on_reply(not_connected())
 
     def restate(self, name: str, on_reply: Reply | None = None, /, **arguments: Any) -> None:
         """Send a script with its text: after a NOSCRIPT it would run again, behind calls that it must precede."""
-        script = self.script(name)
-        operands = script.operands(self.keys, **arguments)
         if self.wire is not None:
-            sent = self.wire.send("EVAL", script.text, *operands)
+            script = self.wire.script(name)
+            sent = self.wire.send("EVAL", script.text, *script.operands(self.keys, **arguments))
             if on_reply is not None:
                 sent.add_done_callback(lambda sent: sent.cancelled() or on_reply(sent.exception() or sent.result()))
 

@@ -122,9 +122,9 @@ class Pool:
         """How long it takes until all gateways have stated their load to a store that may have lost it."""
         return max(0.0, self._stated_s + RESTATED_S - time.monotonic())
 
-    def attach(self, wire: Wire, allow_oom: bool, is_in_cluster: bool = False) -> None:
+    def attach(self, wire: Wire, is_in_cluster: bool = False) -> None:
         """Use a new connection: everything this gateway knows is stated again on it before anything else."""
-        self.link.attach(wire, allow_oom, is_in_cluster)
+        self.link.attach(wire, is_in_cluster)
         self._version = ""  # it may lead to another server, which lacks the last writes
         self.reassert()
         self.claims.repair()

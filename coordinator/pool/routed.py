@@ -18,7 +18,7 @@ from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool.placer import Answer, Placer
 from coordinator.redis.time_limit import IN_ALL
 from coordinator.redis.wire import Wire
-from coordinator.scripts import load, signature
+from coordinator.scripts import signature
 
 _PLACE = signature("place")
 _KEYS = sum(not one.is_many for one in _PLACE.keys)
@@ -96,7 +96,7 @@ async def _ask(
     undo, forget = partial(_undo_late, ways), partial(_forget, ways)
     try:
         timing = lead.timing(wire, began_s, until_s)
-        script = load("route", lead.link.allow_oom, ways[0].request.knobs)
+        script = wire.script("route", ways[0].request.knobs)
         clock = lead.link.clock
         now_ms = clock.time_ms(timing.sent_s) or int(time.time() * 1000)  # Redis has not told its time yet
         operands = operands_of(ways, split, now_ms, clock.time_ms(timing.begin_by_s))

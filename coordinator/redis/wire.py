@@ -24,6 +24,7 @@ from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
 from coordinator.errors import StoreDown, StoreError, StoreRefused
+from coordinator.keys import PoolKeys
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.redis.time_limit import IN_ALL, TimeLimits, fail
 from coordinator.scripts import LATER, NAMES, Script, load
@@ -114,6 +115,9 @@ class _Call:
 class Wire(asyncio.Protocol):
     """A pipelined connection. Not reusable: once closed or broken, open another."""
 
+    allow_oom = True
+    """Whether the server knows script flags (Redis >= 7), as `load_scripts` has found."""
+
     def __init__(self, connection: AbstractConnection, on_broken: Callable[[StoreError], None]) -> None:
         self._connection = connection
         self._on_broken = on_broken
@@ -190,6 +194,15 @@ class Wire(asyncio.Protocol):
         self._enqueue_script(call, script, operands)
         self._limit(call, budget_s, until_s)
         return future
+
+    def script(self, name: str, knobs: PolicyKnobs | None = None) -> Script:
+        """A script in the form that the server knows."""
+        return load(name, self.allow_oom, knobs)
+
+    def ask_script(self, name: str, keys: PoolKeys | None = None, /, **arguments: Any) -> asyncio.Future[Any]:
+        """Run one of the scripts, with the arguments that its header declares."""
+        script = self.script(name)
+        return self.run(script, script.operands(keys, **arguments))
 
     def tell(
         self,
@@ -307,26 +320,24 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
         future.set_result(reply)
 
 
-async def load_scripts(wire: Wire, knobs: Iterable[PolicyKnobs] = ()) -> bool:
+async def load_scripts(wire: Wire, knobs: Iterable[PolicyKnobs] = ()) -> None:
     """Load the scripts that the server lacks, and `place` with these settings: requests that come together must not
-    find that it is missing. Returns whether the server knows script flags (Redis >= 7)."""
-    missing = await _missing_scripts(wire, True, knobs)
-    allow_oom = "hold" not in {one.name for one in missing}
-    if not allow_oom:
+    find that it is missing."""
+    missing = await _missing_scripts(wire, knobs)
+    if "hold" in {one.name for one in missing}:
         try:
-            await wire.send("SCRIPT", "LOAD", load("hold", True).text)
-            allow_oom = True
+            await wire.send("SCRIPT", "LOAD", wire.script("hold").text)
         except StoreRefused:
-            missing = await _missing_scripts(wire, False, knobs)
+            wire.allow_oom = False
+            missing = await _missing_scripts(wire, knobs)
     # All at once: one after the other would take too long in a gateway whose event loop is busy.
     await asyncio.gather(*(wire.send("SCRIPT", "LOAD", script.text) for script in missing))
-    return allow_oom
 
 
-async def _missing_scripts(wire: Wire, allow_oom: bool, knobs: Iterable[PolicyKnobs]) -> list[Script]:
-    """The scripts that the server does not have, with or without flags. All of them if the user may not ask."""
-    scripts = [load(name, allow_oom) for name in NAMES if name not in LATER]
-    scripts += [load("place", allow_oom, each) for each in knobs]
+async def _missing_scripts(wire: Wire, knobs: Iterable[PolicyKnobs]) -> list[Script]:
+    """The scripts that the server does not have. All of them if the user may not ask."""
+    scripts = [wire.script(name) for name in NAMES if name not in LATER]
+    scripts += [wire.script("place", each) for each in knobs]
     try:
         found = await wire.send("SCRIPT", "EXISTS", *(script.sha for script in scripts))
     except StoreRefused:

@@ -19,7 +19,6 @@ from coordinator.redis.checks import LARGE_ALLOCATION_BYTES, ChunkEvidence, Last
 from coordinator.redis.info import RedisInfo, read_info
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import _INCOMPLETE, Wire
-from coordinator.scripts import load
 from coordinator.watch.chunk_schedule import ChunkSchedule
 from coordinator.watch.key_samples import KEY_KINDS, Estimate, KeyKind, Sample, Samples, kind_of
 
@@ -124,11 +123,10 @@ class _Tended(NamedTuple):
 class WatchSession:
     """Begins when the lease is taken. `tick` raises StoreError if the connection breaks."""
 
-    def __init__(self, wire: Wire, allow_oom: bool, url: str, chunk_ttl_s: int) -> None:
+    def __init__(self, wire: Wire, url: str, chunk_ttl_s: int) -> None:
         """`chunk_ttl_s` is the TTL that a chunk without one gets."""
         self.report: Report | None = None
         self._wire = wire
-        self._script = load("tend", allow_oom)
         self._url = url
         self._chunk_ttl_s = chunk_ttl_s
         self._loop = asyncio.get_running_loop()
@@ -245,11 +243,11 @@ class WatchSession:
         """Run lua/tend.lua on chunks, each with the TTL that it was written with."""
         pairs = list(zip(keys, lives_s, strict=True))
         parts = [pairs[i : i + _CHUNKS_PER_CALL] for i in range(0, len(pairs), _CHUNKS_PER_CALL)]
-        ttl_ms = self._chunk_ttl_s * 1000
-        script, chunks = self._script, [[key for key, _ in part] for part in parts]
-        lives_ms = [[round(life_s * 1000) for _, life_s in part] for part in parts]
-        runs = [script.operands(chunks=a, ttl_ms=ttl_ms, lives_ms=b) for a, b in zip(chunks, lives_ms, strict=True)]
-        replies = await self._answers([self._wire.run(script, operands) for operands in runs])
+        asked = []
+        for part in parts:
+            lives = {"ttl_ms": self._chunk_ttl_s * 1000, "lives_ms": [round(life_s * 1000) for _, life_s in part]}
+            asked.append(self._wire.ask_script("tend", chunks=[key for key, _ in part], **lives))
+        replies = await self._answers(asked)
         found, now_s = list[_Tended](), self._loop.time()
         for part, flat in zip(parts, replies, strict=True):
             if flat is None:

@@ -18,7 +18,6 @@ from coordinator.keys import WATCHER
 from coordinator.redis.address import connect
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.scripts import load
 from coordinator.watch.store_report import noted
 from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, WatchSession
 
@@ -39,7 +38,6 @@ class Watcher:
         self._who = who
         self._chunk_ttl_s = chunk_ttl_s
         self._session: WatchSession | None = None
-        self._allow_oom = True
         self._logged_reason = ""
 
     @property
@@ -67,7 +65,7 @@ class Watcher:
             await asyncio.sleep(_RETRY_S)
 
     async def _serve(self, wire: Wire) -> None:
-        self._allow_oom = await answered(load_scripts(wire), ANSWER_S)
+        await answered(load_scripts(wire), ANSWER_S)
         loop = asyncio.get_running_loop()
         while True:
             if not await self._holds_lease(wire):
@@ -75,7 +73,7 @@ class Watcher:
                 await asyncio.sleep(_LEASE_EVERY_S)
                 continue
             if self._session is None:
-                self._session = WatchSession(wire, self._allow_oom, self._url, self._chunk_ttl_s)
+                self._session = WatchSession(wire, self._url, self._chunk_ttl_s)
                 _log.info("watching the store", who=self._who)
             lease_due_s = loop.time() + _LEASE_EVERY_S
             while loop.time() < lease_due_s:
@@ -83,12 +81,10 @@ class Watcher:
                 await asyncio.sleep(TICK_S)
 
     async def _holds_lease(self, wire: Wire, leaving: bool = False) -> bool:
-        script = load("watch", self._allow_oom)
         try:
             report = noted(self.report) if self.report is not None else b""
             lease = {"watcher_name": self._who, "lease_ms": LEASE_MS, "report": report, "leaving": leaving}
-            operands = script.operands(watcher=WATCHER, **lease)
-            return bool(await answered(wire.run(script, operands), ANSWER_S))
+            return bool(await answered(wire.ask_script("watch", watcher=WATCHER, **lease), ANSWER_S))
         except StoreRefused as error:
             # Before version 7, a full Redis gives nobody the lease. Then everybody watches: it is needed most then.
             if _FULL in str(error):

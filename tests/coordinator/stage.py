@@ -43,7 +43,8 @@ async def joined(url: str, gateway: str = "gw0", budget_s: float = 5.0) -> Async
         return await Wire.open(url, 5.0, on_broken)
 
     pool = Pool("m", gateway, budget_s, connect=connect)
-    pool.attach(wire, await load_scripts(wire))
+    await load_scripts(wire)
+    pool.attach(wire)
     try:
         yield pool
     finally:

@@ -38,7 +38,6 @@ from coordinator.pool.pool import Pool
 from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.records import AuditNote, RecordChange, RecordStore
-from coordinator.scripts import load
 from coordinator.spending import FREE, AccountBudget, Bill
 from coordinator.store import Store, StoreOptions
 from coordinator.survey import Survey
@@ -376,7 +375,7 @@ async def test_a_user_that_may_not_ask_for_scripts_loads_all_of_them(
     url = redis_server.url.replace("redis://", "redis://kvgate:secret@")
     async with running(Store(StoreOptions(url, budget_s=5.0), "gw0")) as store:
         assert store.is_up(), store.reason
-        assert await client.script_exists(load("beat", store.pool("m").link.allow_oom).sha) == [True]
+        assert await client.script_exists(store.pool("m").link.required().script("beat").sha) == [True]
 
 
 async def test_a_wrong_password_is_told_without_repeating_it(redis_server: RedisServer, restricted_url: str) -> None:

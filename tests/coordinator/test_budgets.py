@@ -277,7 +277,7 @@ async def test_a_request_that_its_gateway_placed_meanwhile_keeps_its_part_of_the
         other.seats.take(reservation)
         await task
         assert wire is not None
-        other.attach(wire, other.link.allow_oom)
+        other.attach(wire)
         await drained(other)
         assert await active(client) == 2
         for pool, name in ((one, "first"), (other, "taken")):
@@ -375,7 +375,8 @@ async def test_what_a_gateway_let_in_by_itself_counts_once_whatever_became_of_it
             await eventually(lambda: is_known(client, "late"))
             wire = await Wire.open(redis_server.url, 5.0, lambda _: None)
             closing.push_async_callback(wire.close)
-            one.attach(wire, await load_scripts(wire))
+            await load_scripts(wire)
+            one.attach(wire)
         await drained(one)
         one.done("late", Used(0, 300))
         one.reservations.count_adopted()
@@ -404,7 +405,7 @@ async def test_what_was_used_while_the_store_was_away_counts_when_it_is_back(
         for number in range(3):
             one.adopt(Reservation(f"local{number}", "r0", "life1", 9, "-", asked.budget(9, requests=1)))
             one.done(f"local{number}", Used(0, 700))
-        one.attach(wire, one.link.allow_oom)
+        one.attach(wire)
         await drained(one)
         left = (await placed(other, limited("next", **limits | {"output_tokens": 0}))).left
         assert left[0].requests == 10 - 5

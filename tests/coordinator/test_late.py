@@ -139,7 +139,8 @@ async def test_an_unused_claim_does_not_survive_because_its_connection_was_given
     await eventually(lambda: chain_of(client, chain("x", 2)[-1]))
     assert await left_behind(client) != {}
     wire = await Wire.open(redis_server.url, 5.0, lambda _: None)
-    pool.attach(wire, await load_scripts(wire))
+    await load_scripts(wire)
+    pool.attach(wire)
     await drained(pool)
     assert await left_behind(client) == {}
     pool.detach()
@@ -190,7 +191,8 @@ async def test_keys_whose_holding_was_lost_with_the_connection_are_held_on_the_n
     pool.claims.hold(placed.replica, chain(1, 2))
     await asyncio.sleep(0)
     wire = await Wire.open(redis_server.url, 5.0, lambda _: None)
-    pool.attach(wire, await load_scripts(wire))
+    await load_scripts(wire)
+    pool.attach(wire)
     await drained(pool)
     assert await client.zrevrange(KEYS.held(placed.replica), 0, -1) == chain(1, 2)
     assert await numbers(client, KEYS.active) == {placed.replica: 1}

@@ -59,7 +59,8 @@ async def lose_connection(pool: Pool) -> None:
 
 async def connect(pool: Pool, server: RedisServer) -> None:
     wire = await Wire.open(server.url, 5.0, lambda _: None)
-    pool.attach(wire, await load_scripts(wire))
+    await load_scripts(wire)
+    pool.attach(wire)
 
 
 async def fall_back(pool: Pool, server: RedisServer, reservation: str) -> None:

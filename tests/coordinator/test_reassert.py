@@ -9,7 +9,6 @@ import redis.asyncio as redis
 from coordinator.errors import StoreDown
 from coordinator.placement import Reservation
 from coordinator.pool.pool import Pool
-from coordinator.scripts import load
 from coordinator.subset import Subset
 from tests.coordinator.stage import (
     KEYS,
@@ -81,7 +80,7 @@ async def test_a_place_of_an_older_epoch_is_refused(pool: Pool, client: redis.Re
     asked = request("old", chain(1), serving=Subset.of(["r0"]))
     wire = pool.link.wire
     assert wire is not None
-    script = load("place", pool.link.allow_oom)
+    script = pool.link.required().script("place")
     old = asked.operands(script, KEYS, "gw0", pool.link.epoch, explain=False)
     pool.reassert()
     reply = await wire.run(script, old)
@@ -202,7 +201,7 @@ async def test_a_request_placed_while_there_was_no_connection_is_stated_on_the_n
     pool.first_token("b")
     async with joined(redis_server.url) as connected:
         assert connected.link.wire is not None
-        pool.attach(connected.link.wire, connected.link.allow_oom)
+        pool.attach(connected.link.wire)
         await drained(pool)
         assert await numbers(client, KEYS.active) == {"r0": 2}
         assert await numbers(client, KEYS.backlog_tokens) == {"r0": 70}

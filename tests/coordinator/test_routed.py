@@ -31,7 +31,8 @@ async def other(pool: Pool, redis_server: RedisServer) -> AsyncIterator[Pool]:
     """A pool on the same connection, as those of a store have."""
     wire = pool.link.required()
     other = Pool("n", pool.gateway, pool.placer.budget_s, connect=partial(Wire.open, redis_server.url, 5.0))
-    other.attach(wire, await load_scripts(wire))
+    await load_scripts(wire)
+    other.attach(wire)
     await register(other, 2)
     yield other
     await other.seats.close()

@@ -213,7 +213,7 @@ async def test_a_request_that_its_gateway_placed_without_the_store_has_no_seat_w
         await asyncio.wait([tasks["left"]])
         assert other.load.requests == {"r0": 1}
         assert wire is not None
-        other.attach(wire, other.link.allow_oom)
+        other.attach(wire)
         await drained(other)
         assert set(await client.hgetall(KEYS.seats("gw1"))) == {"kept"}
         assert set(await client.hgetall(KEYS.flight("gw1"))) == {"taken"}
@@ -245,7 +245,7 @@ async def test_a_grant_that_nobody_wants_when_the_store_is_back_claims_nothing(
         await drained(one)
         assert await client.exists(KEYS.own(tip)) == 1, "its seat was granted"
         assert wire is not None
-        other.attach(wire, other.link.allow_oom)
+        other.attach(wire)
 
         async def is_forgotten() -> bool:
             return await client.exists(KEYS.own(tip)) == 0

@@ -326,10 +326,10 @@ class Walk:
 
     async def reconnect(self) -> None:
         pool = self.dice.choice(self.pools)
-        wire, allow_oom = pool.link.wire, pool.link.allow_oom
+        wire = pool.link.wire
         assert wire is not None
         pool.detach()
-        pool.attach(wire, allow_oom)
+        pool.attach(wire)
 
     async def lose_hash(self) -> None:
         await self.client.delete(KEYS.spending)

@@ -285,11 +285,11 @@ async def test_what_is_spent_while_the_store_is_away_is_told_when_it_is_back(
     async with two_gateways(redis_server) as (one, _):
         within = budget(1000)
         await placed(one, costly("before", within))
-        wire, allow_oom = one.link.wire, one.link.allow_oom
+        wire = one.link.wire
         assert wire is not None
         one.detach()
         one.done("before", took(7))
-        one.attach(wire, allow_oom)
+        one.attach(wire)
         await drained(one)
         assert await spent(client) == (7, 0)
 

@@ -168,7 +168,7 @@ async def test_a_new_connection_asks_for_everything(pool: Pool, redis_server: Re
     await pool.beat()
     assert (await told(pool))[0] == 0
     assert pool.link.wire is not None
-    pool.attach(pool.link.wire, pool.link.allow_oom)
+    pool.attach(pool.link.wire)
     assert (await told(pool))[0] == 1
 
 

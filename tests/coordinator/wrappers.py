@@ -94,7 +94,7 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     await _gateway_calls(wire)
     await _agent_calls(wire)
     watcher = Watcher("redis://", "gw0", 91)
-    session = WatchSession(wire, True, "redis://", 91)
+    session = WatchSession(wire, "redis://", 91)
     await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
     *_, choice = route = wire.calls["route"][1]
     route[-1] = re.sub(r":\d{5,}:", ":<turn>:", choice)  # as the clock says
@@ -124,7 +124,7 @@ async def _gateway_calls(wire: Recorder) -> None:
         bill=Bill((_BUDGET,), Price(105, 106, 107, 108), 109, 110, images=1),
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
-    pool.attach(wire, allow_oom=True)
+    pool.attach(wire)
     pool._version = "83-84"
     pool.held = Held(85, 86)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", Budget((AccountLimits("tenant", 0, 34, 33),), 32, 1)))
@@ -181,7 +181,7 @@ async def _record_calls(wire: Recorder) -> None:
 
 
 async def _agent_calls(wire: Recorder) -> None:
-    link = AgentStore(wire, True, PoolKeys("m"), "r0", "agent0")
+    link = AgentStore(wire, PoolKeys("m"), "r0", "agent0")
     link.incarnation = "life1"
     link.entries = 76
     link._taken = [b"77", b"78"]
