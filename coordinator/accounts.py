@@ -82,7 +82,7 @@ class Budget(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As `reassert` and `adopt` take it."""
+        """As `reassert` takes it."""
         text = f"{self.tokens} {self.requests:.3f}"
         for account, _, requests_per_min, tokens_per_min in self.accounts:
             text += f" / {account} {tokens_per_min} {requests_per_min}"

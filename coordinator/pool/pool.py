@@ -141,8 +141,8 @@ class Pool:
         self.replicas.restate()
         self.link.epoch += 1
         self._stated_s = time.monotonic()
-        where = {"gateway": self.gateway, "epoch": self.link.epoch, "lease_ms": LEASE_MS}
-        self.link.restate("reassert", **where, kept=self.placer.kept(), live=live)
+        where = {"gateway": self.gateway, "epoch": self.link.epoch, "lease_ms": LEASE_MS, "is_all": True}
+        self.link.restate("reassert", **where, kept=self.placer.kept(), spent=(), live=live)
         self.reservations.restate_spending(self.placer.kept())
         self.settlements.room()
         self.seats.attached()

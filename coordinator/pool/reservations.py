@@ -22,7 +22,7 @@ _COUNTED_SOON_S = 0.02
 """After this time the store hears of a request that was placed without it, if it has limits."""
 
 Stated = tuple[str, str, str, int, str, str]
-"""A reservation as `reassert` and `adopt` take it."""
+"""A reservation as `reassert` takes it."""
 
 
 class Reservations:
@@ -172,10 +172,9 @@ class Reservations:
         self._link.epoch += 1
         for start in range(0, max(len(adopted), len(spent)), COUNTED_AT_ONCE):
             piece = slice(start, start + COUNTED_AT_ONCE)
-            stated = [_stated(one) for one in adopted[piece]]
-            self._link.restate(
-                "adopt", gateway=self._link.gateway, epoch=self._link.epoch, spent=spent[piece], adopted=stated
-            )
+            told = {"gateway": self._link.gateway, "epoch": self._link.epoch, "lease_ms": 0, "is_all": False}
+            live = [_stated(one) for one in adopted[piece]]
+            self._link.restate("reassert", **told, kept=(), spent=spent[piece], live=live)
 
     def restate_spending(self, kept: Sequence[str] = (), *, is_all: bool = True) -> None:
         """State all that is spent of budgets, and what requests in flight hold. With `is_all`, others hold nothing,

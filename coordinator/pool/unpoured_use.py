@@ -55,7 +55,7 @@ class UnpouredUse:
             self._of_requests[reservation] = budget._replace(requests=0)
 
     def take(self) -> list[str]:
-        """Everything, as `adopt` takes it."""
+        """Everything, as `reassert` takes it."""
         now_ms = time.monotonic() * 1000
         told = [f"{reservation} {budget.text}" for reservation, budget in self._of_requests.items()]
         for (account, kind, per_min), at_ms in self._empty_at_ms.items():

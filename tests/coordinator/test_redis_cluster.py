@@ -88,7 +88,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     cluster.run(cluster.owner(WATCHER), "SET", watched, "KV")
     async with watching(cluster.url) as watcher:
         await eventually(lambda: watcher.report is not None and watcher.report.ttls_given == 1)
-    assert set(NAMES) - ran == {"reassert", "adopt", "declare", "route"}, "sent with their text, or for one Redis"
+    assert set(NAMES) - ran == {"reassert", "declare", "route"}, "sent with their text, or for one Redis"
     errors: set[str] = set()
     for node in cluster.nodes:
         with client_of(node) as client:

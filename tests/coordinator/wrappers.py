@@ -220,11 +220,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     ],
     "leave": ["gw0", "res"],
     "requeue": ["gw0", _OTHERS.digest, "res"],
-    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "32 0.000 / tenant 33 34"],
-    "adopt": [
-        *("gw0", 2, 1, "spent 35 1.000 / tenant 36 37 / key:k 38 39"),
-        *("adopted", "r0", "life1", 31, "tip", "32 1.000 / tenant 33 34"),
-    ],
+    "reassert": ["gw0", 3, 3000, 1, 0, 0, "adopted", "r0", "life1", 31, "tip", "32 0.000 / tenant 33 34"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],
     "reap": ["gw1", 128, 2000],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],

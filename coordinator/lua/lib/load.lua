@@ -10,14 +10,6 @@ local function life_of(replicas_key, replica)
   return string.match(field_of(replicas_key, replica) or '', '^(%S+) %S+ %d+ (%d+) %d+ %S')
 end
 
--- The entry in flight for a reservation that a gateway states; nil if its incarnation is not the current one.
-local function entry_of(replicas_key, replica, incarnation, backlog, tip)
-  local current, since_ms = life_of(replicas_key, replica)
-  if incarnation == current then
-    return table.concat({ replica, incarnation, since_ms, backlog, tip }, ' ')
-  end
-end
-
 -- Adds to the sums of a replica, and orders it anew.
 local function add_load(active_key, backlog_key, replica, requests, backlog)
   local active_now = requests ~= 0 and add(active_key, replica, requests)
