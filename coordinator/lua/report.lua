@@ -1,10 +1,5 @@
--- The shared circuit breaker of a replica: what one gateway learns from a request, all gateways know. A record is
--- "<failures> <open_until_ms> <1 while a probe is out, else 0>"; a replica that never failed has none. A closed breaker
--- (open_until_ms is 0) counts: behind these three fields is the window, " <since_ms>:<failures>:<successes>" for each
--- fifth of it in which something failed, and <failures> is the sum of the window. The breaker opens when there are
--- enough failures and they are a large enough share of all attempts in the window. An open breaker has no window, and
--- <failures> grows by one with each failed probe. While it is open only a probe's outcome counts: requests sent before
--- it opened tell nothing new.
+-- The shared circuit breaker of a replica: what one gateway learns from a request, all gateways know. For its record see
+-- coordinator/README.md. While it is open only a probe's outcome counts: requests sent before it opened tell nothing new.
 --
 -- KEYS
 --   hash    replicas, breakers

@@ -1,9 +1,5 @@
--- Who owns how much of a chain. The keys own:<key> of the chain are KEYS[OWN_OFFSET + index], shallow to deep. A record
--- in one of them is
---   "<incarnation> claim <medium> <span_tokens> <hits> <last_use_ms> <reservation> [<tokens>]", a prediction; <tokens>
---     is the length of the prompt up to the key, once an answer has told it, or
---   "<incarnation> resident <medium> <span_tokens> <hits> <last_use_ms> <entry> <tokens> <block hash>", as the engine's
---     events said in that entry of the replica's stream; it is valid while <entry> is not below the replica's floor.
+-- Who owns how much of a chain. The keys own:<key> of the chain are KEYS[OWN_OFFSET + index], shallow to deep. A residency
+-- is valid while its entry is not below the replica's floor.
 -- Which keys exist is found exactly, with EXISTS over ranges. How deep a replica owns the chain is found by
 -- bisection, too: a replica that holds a prefix holds everything before it. So an earlier key has all owners of a later
 -- one. If this is not true, a replica's match is too small, never too large.

@@ -2,11 +2,6 @@
 -- max(virtual time, its tenant's finish tag) and ends at its start + charge / weight. The next one is that with the
 -- least start. The virtual time is the start of the last one granted. The charge is in tokens: uncached ones, and those
 -- of the answer times a weight. It is estimated when the request is placed, and corrected at its end.
---   fair                "<band>" -> virtual time; "<band> <tenant>" -> its finish tag; "@<band>" -> when the band, if it
---                       gets nothing until then, goes first once (ms)
---                       "#" -> when the present busy time began (ms)
---   charges:<gateway>   reservation -> "<band> <tenant> <weight> <charge> <when its busy time began>", of requests that
---                       were placed while others waited
 -- Without anybody waiting nothing is counted, and what was counted is forgotten: a tenant is not to pay for having used
 -- what nobody else wanted.
 

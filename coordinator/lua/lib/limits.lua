@@ -1,13 +1,8 @@
 -- Limits of accounts over all gateways: requests in flight, and requests and tokens a minute. A request is charged to its
--- tenant's account and to its API key's, if these have limits. A tenant's account has the tenant's name, a key's is
--- "key:<id>". A request is let in if each of its accounts lets it in. One hash holds all accounts for all pools of this
--- Redis; in a Redis Cluster, each pool has its own.
---   tenants             "active <account>" -> its requests in flight; "active <account> <pool>" -> those of one pool;
---                       "requests <account>", "tokens <account>" -> when this bucket is empty (ms, with three decimals),
---                       and behind these decimals when this was written (ms, 13 digits): to other readers it is one number
---   budgets:<gateway>   reservation or seat -> "<account> <tokens> <tokens_per_min> <1 while in flight, else 0>", and for
---                       a second account " / <account> <tokens_per_min>". Readers ignore more words of an account. A
---                       version that knows only one account reads the first one
+-- tenant's account and to its API key's, if these have limits, and is let in if each of them lets it in. One hash holds
+-- all accounts for all pools of this Redis; in a Redis Cluster, each pool has its own. coordinator/README.md tells what it
+-- and `budgets` hold. Readers of `budgets` ignore more words of an account. A version that knows only one account reads
+-- the first one.
 -- Requests and tokens a minute are leaky buckets (the generic cell rate algorithm, ITU-T I.371). A bucket holds what a
 -- minute allows, and this leaks out evenly within a minute. A request is let in if a bucket has room for one more request,
 -- and the other one for a token. So the last request may overfill the bucket of tokens, and others wait until that has leaked:

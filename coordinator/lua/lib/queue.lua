@@ -1,24 +1,7 @@
--- Requests that are queued for room. A queue holds those that the same replicas may serve: it is named "<digest>",
--- "<digest>/<pinned>" or "<digest>/<pinned>/<tried>": pinned to a replica, without those that failed (with commas).
--- Inside a queue, requests stand in lines, one for each band and tenant. Bands are numbers; 0 goes first.
---   waiting                         "<band> <queue>" -> how many seats it has
---   waiting_tokens                  the same -> prompt tokens that these have to compute, as estimated when they came
---   seats:<gateway>                 seat -> the call of `place` that waits, as JSON: {"band", "tenant", "weight",
---                                   "tokens", "output_tokens", "since_ms", "queue", "starve_ms", "key", "until_ms",
---                                   "account", "settings", "keys", "argv"}. A seat has the name of the reservation that it will be.
---                                   "layout" among the settings tells calls of another version apart
---   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua; behind them those that are parked: they
---                                   have as many requests in flight as they may have. Accounts of API keys
---                                   ("key:<id>") are there only while they are parked
---   line:<band> <queue> <tenant>    "<gateway> <seat> <key> <until_ms>", by since when it waits (ms): until then it waits for a
---                                   replica that holds the key; "-": for any. Behind the key, "/<account>" if the account
---                                   of its API key has a limit of requests in flight
---   line:<band> <queue> <account>   the same, of requests whose API key has as many in flight as it may have: they are not
---                                   in the line of their tenant, so they hold up nobody there
---   paces                           queue -> "<ms of the last grant> <mean ms between grants> <grants>"
---   patient                         key -> how many requests wait for a replica that holds it; "parked <tenant>" -> how many
---                                   of its requests stand in lines of accounts
--- A tenant is text without spaces: gateways escape it.
+-- Requests that are queued for room. coordinator/README.md tells what each key holds, and how queues are named. Inside a
+-- queue, requests stand in lines, one for each band and tenant; those whose API key has as many in flight as it may have
+-- stand in a line of its account, so they hold up nobody in the line of their tenant. A seat has the name of the
+-- reservation that it will be. "layout" among its settings tells calls of another version apart.
 
 -- include subsets
 -- include fair

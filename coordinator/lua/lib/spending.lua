@@ -1,15 +1,5 @@
--- Budgets of accounts over all gateways: what they may spend in a day, a week or a month, in money or in tokens. A window
--- of a budget has a name, "<window>/<unit>/<account>", like "2026-11/money/research". Money is counted in nanos.
---   spending            "settled <budget>" -> what was spent
---                       "held <budget>" -> the most that requests in flight can cost
---                       "base <budget>" -> the part of settled that was there when the hash was lost: gateways had seen it
---                       "life" -> when this hash was made (µs): if it is lost, the next one has another life
---   leased:<gateway>    reservation -> what it holds: "<life> <placed_ms>", and for each budget
---                       " / <budget> <the most> <the part that is not for its answer> <the most of its answer, per s>".
---                       With "/lost" behind its life, its gateway is gone, and <the most> counts as settled.
---                       "slice <budget>" -> the same of a slice: what requests in flight hold that their gateway has placed
---                       on it, and what the gateway may yet place
---   spent:<gateway>     budget -> what this gateway process has settled in all; "?" -> the life that it is part of
+-- Budgets of accounts over all gateways: what they may spend in a day, a week or a month, in money or in tokens. Money is
+-- counted in nanos. coordinator/README.md tells what the keys hold.
 -- A gateway tells what it has settled as sums over its own life. The script adds what is new, so a call may be lost, or
 -- run twice. It also tells the sum of all gateways that it has seen: a hash that was lost is raised to it.
 

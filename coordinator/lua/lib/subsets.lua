@@ -1,19 +1,7 @@
 -- Subsets of the replicas: those that serve one model name, named by the digest of their names (Envoy's word). A subset
 -- of at most LOOK_AT_ALL replicas has no orders: a placement looks at each of them. A larger subset has orders, so that
--- a placement looks at a few candidates only:
---   subsets                    digest -> "<replicas> <until_ms>", renewed by the gateways that use it; 0 replicas: it is
---                              not declared as a whole yet
---   subset:<digest>            its replicas, in order of names (all scores are 0)
---   subset:<digest>:good       those that may get requests: ready, and their breaker is closed or lets a probe out
---   subset:<digest>:in_flight  the good ones by requests in flight, then by backlog: 3.000000128 is 3 and 128 tokens
---   subset:<digest>:load       the good ones by backlog + LOAD_PER_REQUEST for each request in flight
---   subset:<digest>:free       the good ones by the tokens for which their cache has room
---   subset:<digest>:out        the others: open breakers by open_until_ms, then the dead, hung and drained ones (inf)
---   subset_active              digest -> requests in flight on its good replicas
---   subsets_of                 replica -> the digests of its subsets that have orders
--- The orders only nominate candidates. A placement then reads their records and exact load, so an order that is wrong
--- for a moment costs a better choice, never a wrong count. Gateways of an older version change no order; `reorder`
--- corrects what they leave.
+-- a placement looks at a few candidates only: coordinator/README.md tells what each holds. In `subsets`, a subset of 0
+-- replicas is not declared as a whole yet. Gateways of an older version change no order; `reorder` corrects what they leave.
 
 -- include safe
 

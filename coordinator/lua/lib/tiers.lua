@@ -1,9 +1,5 @@
 -- What caches besides a GPU's are worth: CPU memory of a replica, and LMCache's chunks in this Redis, which every
--- replica that LMCache serves can load.
---   tiers        replica -> "<cpu> <store>": the part of a token's prefill that loading it saves, as the agent measured
---                it. <cpu> "-": not measured. <store> "-": nothing to load from; "?": not measured there yet.
---   chunk:<key>  "<tokens> <name>": how many of the tokens up to the key fill whole chunks; <name> is LMCache's name of
---                the last of them.
+-- replica that LMCache serves can load (`tiers` and `chunk:<key>` in coordinator/README.md).
 -- Nobody reports whether a chunk is still there: chunks expire, are evicted and are deleted, so the script asks Redis.
 
 local MIN_STORED_TOKENS = 64

@@ -2,13 +2,7 @@
 -- line changed last. Nobody has to raise a version: a heartbeat makes the lines from the records and compares them with
 -- those that are there, so a change is found whoever wrote it. The heartbeats of all gateways share one comparison as
 -- long as it is fresh: a comparison takes some microseconds a replica, and there is at most one in 0.4 ms a replica.
---
--- A line is
---   "<open_until_ms | -> 1[ <agent> <its incarnation> <lease_until_ms | + while the lease is good> <mode> <1 while
---   relearning, else 0>]\n<its record in the registry>" (the 1 is for gateways before 0.2: the stream is applied)
--- It has no time that moves while all is well. The field "?" of `view` is
---   "<id> <version> <made_ms> 0 0"
--- where `id` changes when `view` begins anew. (Gateways before 0.2 read the last two: no stream needs them.)
+-- coordinator/README.md tells how a line reads. It has no time that moves while all is well.
 
 -- include safe
 -- include parts
