@@ -9,8 +9,8 @@ name stands for the whole prompt up to its chunk's end. vLLM's placeholders are 
 replaces them by values drawn from the image's identifier (vLLM's `mm_hash`, or the request's uuid). Names do not have
 the LoRA adapter.
 
-Everything here is a pure function of its arguments. A state is cheap to keep, and more than one prompt can continue it.
-`NAME` matches the keys that LMCache writes, by its server or in process, and no others.
+Everything here is a pure function of its arguments. `NAME` matches the keys that LMCache writes, by its server or in
+process, and no others.
 """
 
 from __future__ import annotations
@@ -43,17 +43,8 @@ _VALUE_BITS = 31
 _VALUES_PER_DIGEST = 8
 
 
-class ChunkState(NamedTuple):
-    """The state of the hash after some tokens of a prompt."""
-
-    previous_hash: bytes
-    """The hash of the last full chunk."""
-    pending: bytes
-    """The tokens after that chunk, as they are hashed."""
-
-
-START = ChunkState(blake3(bytes(8 + TOKEN_BYTES)).digest(), b"")
-"""The state before any token: the parent of a first chunk is the hash of a 0 in 8 bytes and the token 0."""
+START = blake3(bytes(8 + TOKEN_BYTES)).digest()
+"""The parent of a first chunk: the hash of a 0 in 8 bytes and the token 0."""
 
 
 class ImageSpan(NamedTuple):
@@ -65,58 +56,38 @@ class ImageSpan(NamedTuple):
     length: int
 
 
-class ChunkNames:
-    """The names of one model's chunks, for one way of serving it: its ranks and the size of a chunk."""
-
-    def __init__(
-        self,
-        prefix: str,
-        model: str,
-        chunk_tokens: int,
-        kv_ranks: Sequence[str] = ("01000100",),
-        group: str = "0",
-    ) -> None:
-        """`model` is the argument of `vllm serve`. There is one KV rank for each GPU that keeps KV of its own."""
-        if chunk_tokens < 1:
-            raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
-        if "@" in prefix + model:
-            raise ValueError(f"LMCache has no names for a prefix or model with an @ in it: {prefix!r}, {model!r}")
-        self.chunk_tokens = chunk_tokens
-        self._heads = tuple(f"{prefix}@{model}@{rank}@{group}@".removeprefix("@") for rank in kv_ranks)
-
-    def advance(self, state: ChunkState, tokens: Sequence[int]) -> tuple[ChunkState, list[bytes]]:
-        """The state after `tokens`, which continue `state`, and the hashes of the chunks that they complete.
-
-        Raises OverflowError for an id of more than 32 bits.
-        """
-        previous, data = state.previous_hash, state.pending + _big_endian(tokens)
-        width = self.chunk_tokens * TOKEN_BYTES
-        whole = len(data) - len(data) % width
-        hashes = []
-        for at in range(0, whole, width):
-            previous = blake3(previous + data[at : at + width]).digest()
-            hashes.append(previous)
-        return ChunkState(previous, data[whole:]), hashes
-
-    def keys(self, chunk_hash: bytes, cache_salt: str = "") -> tuple[str, ...]:
-        """The chunk's Redis keys, one for each rank. The chunk is there if all of them are."""
-        tail = f"{chunk_hash.hex()}@{cache_salt}" if cache_salt else chunk_hash.hex()
-        return tuple(head + tail for head in self._heads)
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkTier:
-    """How the LMCache server beside an engine keeps its KV in Redis."""
+    """How the LMCache server beside an engine keeps its KV in Redis. Raises ValueError if its chunks have no names."""
 
     prefix: str
     model: str
+    """The argument of `vllm serve`."""
     chunk_tokens: int
-    world_size: int
-    ttl_s: int
+    world_size: int = 1
+    ttl_s: int = 0
 
-    def names(self) -> ChunkNames:
-        """The names of the chunks that the engine's first rank keeps: all ranks store the same chunks at once."""
-        return ChunkNames(self.prefix, self.model, self.chunk_tokens, (f"{self.world_size:02x}00" * 2,))
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be at least 1, got {self.chunk_tokens}")
+        if "@" in self.prefix + self.model:
+            raise ValueError(f"LMCache has no names for an @ in a prefix or model: {self.prefix!r}, {self.model!r}")
+
+    def hashes(self, tokens: Sequence[int], after: bytes = START) -> list[bytes]:
+        """Those of the chunks that these tokens fill, behind a chunk with the hash `after`.
+
+        Raises OverflowError for an id of more than 32 bits.
+        """
+        data, width, found = _big_endian(tokens), self.chunk_tokens * TOKEN_BYTES, list[bytes]()
+        for at in range(0, len(data) - len(data) % width, width):
+            after = blake3(after + data[at : at + width]).digest()
+            found.append(after)
+        return found
+
+    def name(self, chunk_hash: bytes, cache_salt: str = "") -> str:
+        """The key of a chunk that the engine's first rank keeps: all ranks store the same chunks at once."""
+        rank, tail = f"{self.world_size:02x}00" * 2, f"@{cache_salt}" if cache_salt else ""
+        return f"{self.prefix}@{self.model}@{rank}@0@{chunk_hash.hex()}{tail}".removeprefix("@")
 
 
 def with_images(tokens: Sequence[int], images: Iterable[ImageSpan]) -> array[int]:

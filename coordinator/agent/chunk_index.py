@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from coordinator.agent.blocks import BlockTable
 from coordinator.agent.kv_events import Stored
 from coordinator.agent.residency import Resident
-from coordinator.lmcache_chunks import START, ChunkState, ChunkTier, ImageSpan, with_images
+from coordinator.lmcache_chunks import START, ChunkTier, ImageSpan, with_images
 
 _SLACK_BLOCKS = 4096
 """The index may have twice as many blocks as the engine holds, plus this number."""
@@ -36,7 +36,7 @@ class _Block(NamedTuple):
 class _ChunkEnd(NamedTuple):
     """The chunk that ends with a block."""
 
-    state: ChunkState
+    hash: bytes
     salt: str
 
 
@@ -44,7 +44,7 @@ class ChunkIndex:
     """The blocks of one engine, by hash."""
 
     def __init__(self, tier: ChunkTier, table: BlockTable) -> None:
-        self._names = tier.names()
+        self._tier = tier
         self._table = table
         self._blocks: dict[int, _Block] = {}
         self._ends: dict[int, _ChunkEnd] = {}
@@ -74,7 +74,7 @@ class ChunkIndex:
     def chunk_of(self, resident: Resident) -> Chunk | None:
         """The last chunk that ends at or before a resident key, and after the key before it; None if there is none, or
         its name is not known."""
-        size, width = self._table.block_size, self._names.chunk_tokens
+        size, width = self._table.block_size, self._tier.chunk_tokens
         if not size or width % size:
             return None
         blocks = resident.tokens // size
@@ -87,7 +87,7 @@ class ChunkIndex:
         end = self._end(block_hash)
         if end is None:
             return None
-        return Chunk(chunks * width, self._names.keys(end.state.previous_hash, end.salt)[0])
+        return Chunk(chunks * width, self._tier.name(end.hash, end.salt))
 
     def _parent(self, block_hash: int | None) -> int | None:
         block = self._blocks.get(block_hash) if block_hash is not None else None
@@ -99,7 +99,7 @@ class ChunkIndex:
         end = None
         while block_hash is not None and (end := self._ends.get(block_hash)) is None:
             blocks, last = [], block_hash
-            for _ in range(self._names.chunk_tokens // self._table.block_size):
+            for _ in range(self._tier.chunk_tokens // self._table.block_size):
                 block = self._blocks.get(block_hash) if block_hash is not None else None
                 if block is None:
                     return None
@@ -107,15 +107,11 @@ class ChunkIndex:
                 block_hash = block.parent
             missing.append((last, blocks))
         for last, blocks in reversed(missing):
-            state, salt = (START, blocks[-1].salt) if end is None else end
-            for block in reversed(blocks):
-                state, _ = self._names.advance(state, _words(block.tokens))
-            end = self._ends[last] = _ChunkEnd(state, salt)
+            before, salt = (START, blocks[-1].salt) if end is None else end
+            tokens = b"".join(block.tokens for block in reversed(blocks))
+            [chunk_hash] = self._tier.hashes(memoryview(tokens).cast("I"), before)
+            end = self._ends[last] = _ChunkEnd(chunk_hash, salt)
         return end
-
-
-def _words(tokens: bytes) -> Sequence[int]:
-    return memoryview(tokens).cast("I")
 
 
 def _salt(extra: Sequence[Any] | None, index: int) -> str:

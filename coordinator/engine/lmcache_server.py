@@ -34,9 +34,7 @@ def parse_tier(status: Any, config: Any, model: str) -> ChunkTier | None:
         if not contexts or not redis:
             return None
         world_size = int(contexts[0]["world_size"])
-        tier = ChunkTier(str(redis[0]["key_prefix"]), model, int(status["chunk_size"]), world_size, int(ttl_s))
-        tier.names()  # raises ValueError for a prefix or model without names
-        return tier
+        return ChunkTier(str(redis[0]["key_prefix"]), model, int(status["chunk_size"]), world_size, int(ttl_s))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 

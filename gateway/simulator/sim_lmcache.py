@@ -22,7 +22,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Histogram
 
 from coordinator.errors import StoreError
-from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
+from coordinator.lmcache_chunks import ChunkTier, ImageSpan, with_images
 from coordinator.redis.wire import Wire
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.sequence import ChunkLookup, TokenSequence
@@ -43,7 +43,7 @@ class SimLmcache:
         self.stats = dict.fromkeys(("fetched_bytes", "held_bytes", "sent_bytes"), 0)
         """Bytes of KV: fetched from Redis since the start, held in CPU memory now, sent to Redis since the start."""
         self._settings = settings
-        self._names = ChunkNames(settings.key_prefix, model, settings.chunk_tokens)
+        self._tier = ChunkTier(settings.key_prefix, model, settings.chunk_tokens)
         self._cpu: OrderedDict[str, None] = OrderedDict()
         """Names, least recently used first."""
         self._cpu_chunks = int(settings.cpu_gb * 1e9 // settings.chunk_kv_bytes)
@@ -154,8 +154,8 @@ class SimLmcache:
     def _chunk_names(self, prompt: EnginePrompt) -> list[str]:
         tokens = array("I", prompt.tokens)
         spans = (ImageSpan(span.identity, span.start, span.length) for span in prompt.images)
-        _, hashes = self._names.advance(START, with_images(tokens, spans))
-        return [name for each in hashes for name in self._names.keys(each, prompt.cache_salt or "")]
+        hashes = self._tier.hashes(with_images(tokens, spans))
+        return [self._tier.name(each, prompt.cache_salt or "") for each in hashes]
 
 
 def _speeds(registry: CollectorRegistry, name: str, **labels: str) -> Callable[[int, float], None]:

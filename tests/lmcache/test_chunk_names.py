@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.vllm import install
-from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
+from coordinator.lmcache_chunks import ChunkTier, ImageSpan, with_images
 from tests.lmcache.conftest import Stage
 from tests.lmcache.stage import CHUNK_TOKENS, PREFIX
 from tests.vllm.workload import picture_part, text
@@ -36,10 +36,10 @@ def keys_of(stage: Stage, body: dict[str, Any]) -> set[bytes]:
         if token == PLACEHOLDER:
             spans.append(ImageSpan(IDENTIFIERS[len(spans)], at, length))
         at += length
-    names = ChunkNames(PREFIX, str(install.model(install.TINY)), CHUNK_TOKENS)
-    _, hashes = names.advance(START, with_images(tokens, spans))
+    tier = ChunkTier(PREFIX, str(install.model(install.TINY)), CHUNK_TOKENS)
+    hashes = tier.hashes(with_images(tokens, spans))
     assert len(hashes) >= 2
-    return {key.encode() for each in hashes for key in names.keys(each, body.get("cache_salt", ""))}
+    return {tier.name(each, body.get("cache_salt", "")).encode() for each in hashes}
 
 
 @pytest.mark.parametrize("images", [False, True], ids=["text", "images"])

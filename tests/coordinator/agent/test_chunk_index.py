@@ -12,12 +12,11 @@ from coordinator.agent.blocks import BlockTable
 from coordinator.agent.chunk_index import Chunk, ChunkIndex
 from coordinator.agent.kv_events import Removed, Stored
 from coordinator.agent.residency import Resident
-from coordinator.lmcache_chunks import START, ChunkNames, ChunkTier
+from coordinator.lmcache_chunks import ChunkTier
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.test_lmcache_chunks import CAPTURED
 
 TIER = ChunkTier(prefix="kv", model="m", chunk_tokens=2 * SIZE, world_size=1, ttl_s=60)
-NAMES = ChunkNames("kv", "m", 2 * SIZE)
 
 
 class Engine:
@@ -43,7 +42,7 @@ def prompt(blocks: int, first_token: int = 0) -> list[int]:
 
 
 def names(tokens: list[int], salt: str = "") -> list[str]:
-    return [NAMES.keys(each, salt)[0] for each in NAMES.advance(START, tokens)[1]]
+    return [TIER.name(each, salt) for each in TIER.hashes(tokens)]
 
 
 def captured_events(captured: dict[str, Any], size: int) -> list[Stored]:

@@ -11,7 +11,7 @@ from coordinator.agent.agent_store import AgentStore
 from coordinator.agent.blocks import BlockTable
 from coordinator.agent.residency import Resident
 from coordinator.agent.tier_reporter import TierReporter
-from coordinator.lmcache_chunks import START, ChunkNames, ChunkTier
+from coordinator.lmcache_chunks import ChunkTier
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.stage import KEYS, chain
 from tests.coordinator.stream import linked
@@ -19,7 +19,7 @@ from tests.redis_server import RedisServer, running_redis
 
 CHUNKED = ChunkTier(prefix="kv", model="model", chunk_tokens=SIZE, world_size=1, ttl_s=60)
 TOKENS = list(range(SIZE))
-NAME = ChunkNames("kv", "model", SIZE).keys(ChunkNames("kv", "model", SIZE).advance(START, TOKENS)[1][0])[0]
+NAME = ChunkTier("kv", "model", SIZE).name(ChunkTier("kv", "model", SIZE).hashes(TOKENS)[0])
 KEY = chain(1)[0]
 COMPUTED = {"prefills": 1.0, "prefill_computed_tokens": 1000.0, "prefill_s": 1.0}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.lmcache_chunks import START, ChunkNames
+from coordinator.lmcache_chunks import ChunkTier
 from gateway.simulator.answers import text_answer
 from gateway.simulator.engine import Generation, SimEngine
 from gateway.simulator.prompt import PromptBuilder
@@ -66,9 +66,9 @@ async def test_what_is_in_redis_has_the_names_that_its_tokens_give_and_a_ttl(
     prompt = list(range(1, 3 * CHUNK))
     await complete(replica, prompt, max_tokens=12)
     await complete(replica, prompt, cache_salt="tenant")
-    names = ChunkNames("kvchunk", "a/model", CHUNK)
-    _, hashes = names.advance(START, prompt)
-    keys = [key for salt in ("", "tenant") for each in hashes for key in names.keys(each, salt)]
+    tier = ChunkTier("kvchunk", "a/model", CHUNK)
+    hashes = tier.hashes(prompt)
+    keys = [tier.name(each, salt) for salt in ("", "tenant") for each in hashes]
     assert await stored(server, 4) == sorted(keys)
     with redis.Redis(port=server.port) as client:
         assert {client.strlen(key) for key in keys} == {100}
@@ -84,10 +84,10 @@ async def test_another_replica_loads_what_one_has_computed_up_to_the_first_gap(
     await stored(server, 3)
     assert await complete(second, prompt) == 3 * CHUNK
     assert (await second.state())["lmcache"]["fetched_bytes"] == 3 * KV_BYTES
-    names = ChunkNames("kvchunk", "a/model", CHUNK)
-    _, hashes = names.advance(START, prompt)
+    tier = ChunkTier("kvchunk", "a/model", CHUNK)
+    hashes = tier.hashes(prompt)
     with redis.Redis(port=server.port) as client:
-        client.delete(*names.keys(hashes[1]))
+        client.delete(tier.name(hashes[1]))
     await forget_gpu(second)
     assert await complete(second, prompt) == CHUNK
     assert await stored(server, 3)
