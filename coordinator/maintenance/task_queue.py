@@ -9,7 +9,6 @@ while Redis or this gateway is busy.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Protocol
 
 import structlog
@@ -41,16 +40,13 @@ class MaintenanceTask(Protocol):
 
 
 class TaskQueue:
-    """Tasks in two lines, urgent and routine. If both have tasks, pieces come from them by turns. Within a line each
-    task has one piece done in its turn and then goes to the end, so no task waits for a long one to end."""
+    """Tasks in two lines, urgent and routine. If both have tasks, pieces come from both. A task has one piece done in
+    its turn and then goes to the end of its line, so no task waits for a long one to end."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._due: dict[str, MaintenanceTask] = {}
-        self._since_s: dict[str, float] = {}
-        """When each of them became due (loop time)."""
-        self._urgent: deque[MaintenanceTask] = deque()
-        self._routine: deque[MaintenanceTask] = deque()
+        self._due: dict[str, tuple[MaintenanceTask, float]] = {}
+        """The tasks by name, in the order of their turns, and when each became due (loop time)."""
 
     def __len__(self) -> int:
         return len(self._due)
@@ -60,25 +56,19 @@ class TaskQueue:
 
     def add(self, task: MaintenanceTask) -> None:
         """A task of this name that is in the queue stays, unless it is routine and this one is urgent."""
-        before = self._due.get(task.name)
+        before, _ = self._due.get(task.name, (None, 0.0))
         if before is None or (task.is_urgent and not before.is_urgent):
-            if before is not None:
-                self._routine.remove(before)
-            self._due[task.name], self._since_s[task.name] = task, asyncio.get_running_loop().time()
-            self._line_of(task).append(task)
-
-    def _line_of(self, task: MaintenanceTask) -> deque[MaintenanceTask]:
-        return self._urgent if task.is_urgent else self._routine
+            self._due.pop(task.name, None)
+            self._due[task.name] = task, asyncio.get_running_loop().time()
 
     def clear(self) -> None:
         """Another gateway does the maintenance now."""
-        for tasks in (self._due, self._since_s, self._urgent, self._routine):
-            tasks.clear()
+        self._due.clear()
 
     def lag_s(self) -> float:
         """For how long the oldest task has been due; 0 if there is none."""
         now_s = asyncio.get_running_loop().time()
-        return now_s - min(self._since_s.values(), default=now_s)
+        return now_s - min((since_s for _, since_s in self._due.values()), default=now_s)
 
     async def work(self, until_s: float) -> None:
         """Do pieces until nothing is due, or until this time (loop time), at least once; the next call continues.
@@ -93,19 +83,19 @@ class TaskQueue:
 
     def _next(self) -> list[MaintenanceTask]:
         """The tasks whose turn it is. A line with few tasks leaves its share to the other."""
-        urgents = min(len(self._urgent), max(_AT_ONCE // 2, _AT_ONCE - len(self._routine)))
-        routines = min(len(self._routine), _AT_ONCE - urgents)
-        return [self._urgent.popleft() for _ in range(urgents)] + [self._routine.popleft() for _ in range(routines)]
+        urgent = [task for task, _ in self._due.values() if task.is_urgent]
+        routine = [task for task, _ in self._due.values() if not task.is_urgent]
+        urgent = urgent[: max(_AT_ONCE // 2, _AT_ONCE - len(routine))]
+        return urgent + routine[: _AT_ONCE - len(urgent)]
 
     async def _do_pieces(self, tasks: list[MaintenanceTask]) -> None:
         outcomes = await asyncio.gather(*(task.do_piece() for task in tasks), return_exceptions=True)
         failure: BaseException | None = None
         for task, outcome in zip(tasks, outcomes, strict=True):
+            its_turn = self._due.pop(task.name)
             if outcome is False:
-                self._line_of(task).append(task)
-                continue
-            del self._due[task.name], self._since_s[task.name]
-            if isinstance(outcome, StoreRefused):  # a key of another type: repair.py removes it, then it is due again
+                self._due[task.name] = its_turn
+            elif isinstance(outcome, StoreRefused):  # a key of another type: repair.py removes it, then it is due again
                 _log.info("a maintenance task was refused", pool=self._pool, task=task.name, reason=str(outcome))
             elif isinstance(outcome, BaseException):
                 failure = outcome
