@@ -3,7 +3,7 @@
 
 local function orders_of(subset, base)
   local READMITS_ONE_IN, READMITTED_AT_ONCE, NOMINATIONS, NOMINATED_AGAIN, ADDED_OWNERS = 8, 8, 3, 64, 8
-  local MANY_OWNERS, MOST_ASKED, PICKED_OWNERS, SEARCHED = 32, 48, 3, 16
+  local MANY_OWNERS, PICKED_OWNERS, SEARCHED = 32, 3, 16
 
   local orders, is_tried = { count = 0 }, subset.is_tried
   local spare, is_named, named_first, good_named, is_desperate = select(2, string.gsub(tried, '%S+', '')), {}, {}, {}, false
@@ -188,23 +188,8 @@ local function orders_of(subset, base)
     return picked
   end
 
-  -- Those of the first replicas in the order of load that own a key. The more owners it has, of `count`, the fewer
-  -- replicas are asked.
-  local function first_owners(key, count)
-    local ranks = math.ceil(PICKED_OWNERS * orders.count / count)
-    local first = redis.pcall('ZRANGE', subset.key .. ':load', 0, math.min(ranks + spare, MOST_ASKED) - 1)
-    local are_owners, owners = #first > 0 and redis.call('HMGET', key, unpack(first)) or {}, {}
-    for i = 1, #first do
-      if are_owners[i] then
-        owners[#owners + 1] = first[i]
-      end
-    end
-    return owners
-  end
-
   -- The least loaded of a key's many owners that the load guard allows. Owners that are not good are in no order, so they
-  -- are left out. If there are more than a few dozen, the first replicas by load are asked whether they own the key. If
-  -- that is not enough, a sample of the owners is taken.
+  -- are left out. If there are more than a few dozen, a sample of them is taken.
   -- There is no need if one of the candidates named first, which are the least loaded of all, is among the owners in
   -- `fields` (as HGETALL gives them), or is known to own a deeper key, and the load guard allows it.
   function orders.more_owners(key, count, fields, depth)
@@ -226,12 +211,6 @@ local function orders_of(subset, base)
     end
     if #allowed(first) > 0 then
       return {}
-    end
-    if count > MANY_OWNERS then
-      local owners = allowed(first_owners(key, count))
-      if #owners > 0 then
-        return { unpack(owners, 1, PICKED_OWNERS) }
-      end
     end
     local owners = count > MANY_OWNERS and redis.call('HRANDFIELD', key, MANY_OWNERS) or redis.call('HKEYS', key)
     local below = allowed(owners)
