@@ -117,11 +117,6 @@ local function orders_of(subset, base)
         break
       end
       readmit()
-      for _, misplaced in ipairs({ broken, dead }) do -- a gateway of an older version has changed no order
-        for i = 1, #misplaced do
-          stand(base, misplaced[i], now, longest_open_ms)
-        end
-      end
     end
     is_desperate = true
     local good, broken, dead = classify(each_once({ (orders.first(':out', LOOK_AT_ALL)) }))
