@@ -287,9 +287,8 @@ class StoreConnection:
             pool.reservations.forget_all()
             if self._wire is None:
                 continue
-            pool.reassert()
             try:
-                await answered(pool.beat(leaving=True), CONNECT_S)
+                await answered(pool.leave(), CONNECT_S)
             except StoreError as error:
                 _log.warning("could not deregister", pool=pool.name, error=str(error))
             pool.detach()  # another heartbeat would register this gateway again

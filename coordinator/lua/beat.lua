@@ -8,14 +8,14 @@
 -- lib/view.lua) or the clock jumped: only such a heartbeat finds gateways to reap, and expiries to correct.
 --
 -- KEYS
---   hash    gateways, leases, replicas, breakers, agents, reaped, view, waiting, seats:<gateway>
---   hash    charges:<gateway>, tenants, budgets:<gateway>, holds, rates, speeds, late
+--   hash    gateways, leases, replicas, breakers, agents, reaped, view, waiting, seats:<gateway>, holds, rates, speeds
+--   hash    late
 --   list    grants:<gateway>, heard:<gateway>
 --   zset    view_changes
 -- ARGV
 --   text    gateway, epoch
 --   number  lease_ms, max_gap_ms
---   flag    leaving: the gateway gives its leases up
+--   flag    leaving: the gateway gives its leases up; it has stated that it has no reservations and seats
 --   flag    does_maintenance: false for a gateway that serves none of the pool's replicas
 --   text    version: what the last answer said; "" asks for everything
 --   text    held: how many requests this gateway holds until a replica is ready, and their prompts' tokens; "": none
@@ -30,10 +30,8 @@ local HOUR_MS, UNEQUAL = 3600000, 1.5
 -- include time
 -- include view
 -- include tables
--- include limits
 -- include late
 
-local budget = budget_of(budgets_key, tenants_key)
 check_hashes(breakers_key, agents_key)
 local records = redis.call('HLEN', replicas_key) + redis.call('HLEN', gateways_key)
 local reaped = redis.call('HLEN', reaped_key)
@@ -236,10 +234,7 @@ if known_epoch == epoch then
     redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. latest_text)
   else
     redis.call('HDEL', gateways_key, gateway)
-    local budgets = redis.pcall('HKEYS', budgets_key)
-    for i = 1, #budgets do
-      budget.finish(budgets[i], nil, now)
-    end
+    redis.call('UNLINK', grants_key, heard_key)
   end
 end
 if held ~= '' and not leaving then
@@ -263,12 +258,6 @@ end
 if redis.call('EXISTS', seats_key) == 1 then
 -- include queue
   local base = base_of(waiting_key)
-  if leaving and status == 'ok' then -- nobody else could take them out of what is counted of their tenants
-    local seats = redis.pcall('HKEYS', seats_key)
-    for i = 1, #seats do
-      remove_seat(base, gateway, seats[i])
-    end
-  end
   -- Puts seats back into line that somebody else took out of it; it looks at some each time.
   local ids = redis.pcall('HRANDFIELD', seats_key, 8)
   for i = 1, #ids do
@@ -292,10 +281,6 @@ if redis.call('EXISTS', seats_key) == 1 then
       end
     end
   end
-end
-
-if leaving and status == 'ok' then
-  redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
 end
 
 local is_all, lines = told(id, view_version, version)

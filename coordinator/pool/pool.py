@@ -134,16 +134,18 @@ class Pool:
         self.link.wire = None
         self.placer.lost()
 
-    def reassert(self) -> None:
-        """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
+    def reassert(self, *, keeps: bool = True) -> None:
+        """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it.
+        Unless it `keeps` them, places on their way and seats are dropped, too."""
+        kept = self.placer.kept() if keeps else []
         live = self.reservations.all_stated()
         self.subsets.forget()
         self.replicas.restate()
         self.link.epoch += 1
         self._stated_s = time.monotonic()
         where = {"gateway": self.gateway, "epoch": self.link.epoch, "lease_ms": LEASE_MS, "is_all": True}
-        self.link.restate("reassert", **where, kept=self.placer.kept(), spent=(), live=live)
-        self.reservations.restate_spending(self.placer.kept())
+        self.link.restate("reassert", **where, kept=kept, spent=(), live=live)
+        self.reservations.restate_spending(kept)
         self.settlements.room()
         self.seats.attached()
 
@@ -151,6 +153,11 @@ class Pool:
         """`serving_now` tells the replicas that may serve a request that waits; None if that is not known."""
         if self.seats.follow(self.subsets, serving_now):
             self.settlements.room()
+
+    async def leave(self) -> None:
+        """Deregister, when nothing is live any more. Raises StoreError."""
+        self.reassert(keeps=False)
+        await self.beat(leaving=True)
 
     async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the pool's state; reassert if the store does not know this gateway any more."""

@@ -213,7 +213,7 @@ async def test_a_gateway_that_leaves_takes_its_requests_out_of_the_queue_and_of_
         tasks = [await queued(client, other, charged(name, tenant, key)) for name in ("second", "third")]
         stays = await queued(client, one, charged("stays", tenant, key))
         assert await client.hget(KEYS.patient, "parked t") == "3"
-        await other.beat(leaving=True)
+        await other.leave()
         assert await client.hget(KEYS.patient, "parked t") == "1"
         assert await waiting(client) == 1
         for task in tasks:

@@ -151,8 +151,7 @@ async def test_a_gateway_that_leaves_leaves_nothing(redis_server: RedisServer, c
         one.done(full)
         await task
         other.live.clear()
-        other.reassert()
-        await other.beat(leaving=True)
+        await other.leave()
         left = [KEYS.seats("gw1"), KEYS.charges("gw1"), KEYS.grants("gw1"), KEYS.heard("gw1"), KEYS.flight("gw1")]
         assert await client.exists(*left) == 0
 

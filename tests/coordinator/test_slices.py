@@ -258,8 +258,7 @@ async def test_a_gateway_that_leaves_holds_nothing(redis_server: RedisServer, cl
         await warm(one)
         await placed(one, costly("runs", MUCH))
         one.reservations.forget_all()
-        one.reassert()
-        await one.beat(leaving=True)
+        await one.leave()
         assert await spent(client) == (80, 0)
 
 
