@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from coordinator.redis.wire import has_result
 from coordinator.registry import PoolState, readable
 
 CONFIRM_S = 2.0
-"""An engine's events tell of a prompt within this time of its first token, or not at all."""
+"""An engine's events tell of a prompt within this time of its end, or not at all. Until then its blocks stay there."""
 _MAX_REMEMBERED = 4096
 _HELD_AT_ONCE = 1024
 
@@ -51,11 +52,13 @@ class Claims:
         if placement.claimed_from:
             self._withdraw(placement.replica, _claim(request, placement.claimed_from))
 
-    def confirm(self, request: PlaceRequest, placement: Placement) -> None:
-        """The replica has computed the prompt. If an agent tells what the replica holds, the engine's events have to
-        confirm the claims within CONFIRM_S."""
-        if placement.claimed_from:
-            claim = _claim(request, placement.claimed_from)
+    def confirm(self, request: PlaceRequest, placement: Placement, had_tokens: int = 0) -> None:
+        """The replica has computed the prompt, and its request is over. If an agent tells what the replica holds, the
+        engine's events have to confirm the claims within CONFIRM_S: but they tell nothing of `had_tokens`, which the
+        engine had."""
+        first = max(placement.claimed_from, bisect_right(request.tokens, had_tokens) + 1)
+        if placement.claimed_from and first <= len(request.keys):
+            claim = _claim(request, first)
             self._unconfirmed.append((time.monotonic() + CONFIRM_S, placement.replica, claim))
 
     def hold(self, replica: str, keys: Sequence[str]) -> None:

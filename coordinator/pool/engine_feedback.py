@@ -37,20 +37,6 @@ def _had_agent(pool: Pool, replica: str) -> bool:
     return state is not None and agent is not None and agent.lease_until_ms > state.now_ms - _MEASURED_TTL_S * 1000
 
 
-def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_tokens: int) -> asyncio.Future[Any]:
-    """The engine had `cached_tokens` of the prompt, more than the map knew: claim the keys that lie within these."""
-    ends = zip(request.keys, request.tokens, (0, *request.tokens), strict=False)
-    spans = [(key, end - before) for key, end, before in ends if end <= cached_tokens]
-    return pool.run(
-        "credit",
-        replica=placement.replica,
-        incarnation=placement.incarnation,
-        reservation=request.reservation,
-        keys=[key for key, _ in spans],
-        spans=spans,
-    )
-
-
 async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
     """Whether the map still calls `key` resident by that entry, while a live agent follows the replica, and has told
     all that it knows. Raises StoreError."""

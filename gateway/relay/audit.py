@@ -13,7 +13,7 @@ import structlog
 from coordinator.errors import StoreError
 from coordinator.maintenance.held_keys import forget_older
 from coordinator.placement import Placement
-from coordinator.pool.engine_feedback import ask_reset, credit, is_unchanged, void
+from coordinator.pool.engine_feedback import ask_reset, is_unchanged, void
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.routing.ticket import Ticket
 from gateway.tasks import Tasks
@@ -148,8 +148,8 @@ class Audit:
     def _repair(self, ticket: Ticket, placement: Placement, cause: str, cached: int) -> None:
         if cause == "untold" or not is_eviction(ticket.matched_tokens, cached):
             self._missed.pop(_matched(ticket, placement), None)
-            if cause == "untold" and placement.is_told:
-                credit(ticket.pool, ticket.request, placement, cached)
+            if cause == "untold":
+                ticket.had_tokens = cached
         elif cause != "restarted" and self._is_missed_again(ticket, placement):
             _log.warning("a prefix is missed again and again", replica=ticket.replica, state=ticket.state)
             ends = zip(ticket.request.keys, ticket.request.tokens, strict=True)

@@ -59,6 +59,9 @@ class Ticket:
     """The tokens that it is billed for; None if the engine did nothing for it, or nothing is known yet."""
     is_computed: bool = field(default=False, init=False)
     """Whether the engine has computed the prompt, as far as its answer tells."""
+    had_tokens: int = field(default=0, init=False)
+    """The tokens of the prompt that the engine had, if the map did not know that."""
+    is_over: bool = field(default=False, init=False)
     failure: str = field(default="", init=False)
     """Why it failed before its first byte; empty if it did not."""
     sent_s: float = field(default=0.0, init=False)
@@ -125,11 +128,8 @@ class Ticket:
         return headers
 
     def computed(self) -> None:
-        """The engine has computed the prompt. If an agent watches it, its events must now confirm the claims."""
-        if not self.is_computed:
-            self.is_computed = True
-            if self.placement is not None:
-                self.pool.claims.confirm(self.request, self.placement)
+        """The engine has computed the prompt."""
+        self.is_computed = True
 
     def first_token(self) -> None:
         """The prefill is over: its tokens are no backlog any more."""
@@ -153,7 +153,10 @@ class Ticket:
         return self.tokens if self.used is not None and self.used is not NOTHING else None
 
     def done(self) -> None:
-        """The attempt holds no load any more."""
+        """The attempt holds no load any more. If an agent watches the engine, its events must confirm the claims."""
+        if self.is_computed and self.placement is not None and not self.is_over:
+            self.pool.claims.confirm(self.request, self.placement, self.had_tokens)
+        self.is_over = True
         used, limits, bill = self.used, self.request.limits, self.request.bill
         if used is not None and bill is not None and (tokens := self.billed) is not None:
             used = used._replace(cost_nanos=bill.price.cost_nanos(*tokens, bill.images))

@@ -32,7 +32,7 @@ from coordinator.maintenance.held_keys import forget
 from coordinator.placement import Placement, Reservation, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.account_spending import OldBudgets, read_spent
-from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
+from coordinator.pool.engine_feedback import ask_reset, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool
 from coordinator.pool.progress import read_progress, write_progress
@@ -233,7 +233,6 @@ async def tell(store: Store, url: str) -> None:
         await say_all(link, gains(chain(9)))
         assert await link.residents()
         assert await link.ask("STRLEN", pool.keys.chunk(asked.tip)) == 0  # as the agent asks for LMCache's chunks
-        await credit(pool, asked, placed, 100)
         ask_reset(pool, "r9")
         await sweep(pool, "r9")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
 from coordinator.placement import Placement, PlaceRequest
-from coordinator.pool.engine_feedback import credit, tell_measured
+from coordinator.pool.engine_feedback import tell_measured
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, register, replica, request, sweep
 from tests.coordinator.stream import (
@@ -46,7 +46,6 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("place"), replicas, st.sampled_from(CHAINS), st.integers(0, 8)),
         st.tuples(st.just("withdraw"), st.integers(0, 5)),
-        st.tuples(st.just("credit"), st.integers(0, 5), st.integers(0, 300)),
         st.tuples(st.just("measure"), st.integers(0, 5), st.integers(1, 300)),
         st.tuples(st.just("say"), replicas, st.lists(transitions, min_size=1, max_size=4)),
         st.tuples(st.just("restate"), replicas, st.sampled_from(CHAINS), st.integers(0, 3)),
@@ -96,10 +95,6 @@ class Books:
     async def withdraw(self, index: int) -> None:
         for asked, placement in self._placed[index : index + 1]:
             self._pool.claims.withdraw(asked, placement)
-
-    async def credit(self, index: int, cached_tokens: int) -> None:
-        for asked, placement in self._placed[index : index + 1]:
-            await credit(self._pool, asked, placement, cached_tokens)
 
     async def measure(self, index: int, prompt_tokens: int) -> None:
         for asked, placement in self._placed[index : index + 1]:

@@ -20,7 +20,7 @@ from coordinator.maintenance.repair import FULL_EVERY_MS
 from coordinator.maintenance.worker import Worker
 from coordinator.placement import Placement, Reservation, Standing
 from coordinator.policy_knobs import PolicyKnobs
-from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
+from coordinator.pool.engine_feedback import is_unchanged, tell_measured
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
@@ -123,7 +123,6 @@ class Cluster:
         pool.report(placed.replica, placed.incarnation, "failure")
         pool.report(placed.replica, placed.incarnation, "success")
         tell_measured(pool, asked, placed, 300)
-        credit(pool, asked, placed, 200)
         pool.claims.confirm(asked, placed)
         pool.done(asked.reservation)
         pool.register(replica("r1"), only_if_absent=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis.asyncio as redis
 
 from coordinator.placement import Placement, PlaceRequest
-from coordinator.pool.engine_feedback import credit, tell_measured
+from coordinator.pool.engine_feedback import tell_measured
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, drained, numbers, owners, place, register, request
 from tests.coordinator.stream import Stream, gains
@@ -56,18 +56,13 @@ async def test_what_its_engine_told_of_is_left_alone(stream: Stream, pool: Pool,
     assert await owners(client, keys[0]) == before
 
 
-async def test_a_measured_claim_can_be_withdrawn_and_credited_like_any(pool: Pool, client: redis.Redis) -> None:
+async def test_a_measured_claim_can_be_withdrawn_like_any(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     withdrawn, placed = await placed_on_r0(pool, "a", chain(1))
     await tell_measured(pool, withdrawn, placed, 90)
     pool.claims.withdraw(withdrawn, placed)
     await drained(pool)
     assert await owners(client, chain(1)[0]) == {}
-    credited, placed = await placed_on_r0(pool, "b", chain(2))
-    await tell_measured(pool, credited, placed, 90)
-    assert await credit(pool, credited, placed, 100) == 1
-    assert (await owners(client, chain(2)[0]))["r0"][6:] == ["-"]
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
 
 
 async def test_a_measured_claim_becomes_resident_like_any(stream: Stream, pool: Pool, client: redis.Redis) -> None:

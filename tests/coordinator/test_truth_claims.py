@@ -11,7 +11,6 @@ import redis.asyncio as redis
 from coordinator.placement import Placement, PlaceRequest
 from coordinator.pool import claims
 from coordinator.pool.claims import CONFIRM_S
-from coordinator.pool.engine_feedback import credit
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import (
     KEYS,
@@ -24,7 +23,6 @@ from tests.coordinator.stage import (
     owners,
     place,
     register,
-    replica,
     request,
 )
 from tests.coordinator.stream import Stream, followed, gains
@@ -36,12 +34,14 @@ def confirm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "CONFIRM_S", 0.0)
 
 
-async def computed(pool: Pool, reservation: str, keys: list[str]) -> tuple[PlaceRequest, Placement]:
-    """A request on r0 that has had its first token."""
+async def computed(
+    pool: Pool, reservation: str, keys: list[str], had_tokens: int = 0
+) -> tuple[PlaceRequest, Placement]:
+    """A request on r0 that is over."""
     asked = request(reservation, keys, pinned="r0")
     placed = await pool.place(asked)
     assert placed is not None
-    pool.claims.confirm(asked, placed)
+    pool.claims.confirm(asked, placed, had_tokens)
     return asked, placed
 
 
@@ -117,43 +117,17 @@ async def test_withdrawing_a_request_leaves_residency_whatever_its_reservation_i
     assert await kinds(client, keys) == ["resident"]
 
 
-async def test_what_the_engine_said_it_had_is_credited_and_does_not_lapse(
+async def test_what_the_engine_said_it_had_does_not_lapse(
     stream: Stream, pool: Pool, client: redis.Redis, confirm_at_once: None
 ) -> None:
     keys = chain(1, 2, 3, 4)
     await followed(client)
-    asked, placed = await computed(pool, "a", keys)
-    assert await credit(pool, asked, placed, cached_tokens=350) == 3
+    await computed(pool, "a", keys, had_tokens=350)
+    await computed(pool, "b", chain(5), had_tokens=100)
     await pool.beat()
     await drained(pool)
-    assert await kinds(client, keys) == ["claim", "claim", "claim", ""]
-    assert {(await owners(client, key))["r0"][6] for key in keys[:3]} == {"-"}
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 300}
-
-
-async def test_crediting_brings_back_what_has_lapsed_and_changes_no_residency(
-    stream: Stream, pool: Pool, client: redis.Redis
-) -> None:
-    keys = chain(1, 2, 3)
-    asked, placed = await computed(pool, "a", keys)
-    pool.claims.withdraw(asked, placed)
-    await stream.say(*gains(keys[:1]))
-    resident = (await owners(client, keys[0]))["r0"]
-    assert await credit(pool, asked, placed, cached_tokens=200) == 1
-    assert await credit(pool, asked, placed, cached_tokens=200) == 0
-    assert (await owners(client, keys[0]))["r0"] == resident
-    assert await kinds(client, keys) == ["resident", "claim", ""]
-    assert (await owners(client, keys[1]))["r0"][3] == "100"
-    assert sorted(await client.zrange(KEYS.held("r0"), 0, -1)) == sorted(keys[:2])
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
-
-
-async def test_a_past_life_is_credited_with_nothing(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    asked, placed = await computed(pool, "a", chain(1))
-    await pool.register(replica("r0", "life2"))
-    assert await credit(pool, asked, placed, cached_tokens=100) == 0
-    assert await numbers(client, KEYS.owned_tokens) == {}
+    assert await kinds(client, [*keys, *chain(5)]) == ["claim", "claim", "claim", "", "claim"]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 400}
 
 
 @pytest.mark.parametrize(

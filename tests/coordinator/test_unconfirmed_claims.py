@@ -7,7 +7,6 @@ import redis.asyncio as redis
 
 from coordinator.maintenance import held_keys
 from coordinator.maintenance.worker import Worker
-from coordinator.pool.engine_feedback import credit
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, owners, place, request
 from tests.coordinator.stream import Stream, followed
@@ -20,13 +19,9 @@ def every_claim_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_keys, "UNCONFIRMED_MS", -60_000)
 
 
-async def answered(pool: Pool, reservation: str, keys: list[str], cached_tokens: int = 0) -> None:
-    """A finished request on r0. The engine had `cached_tokens` of its prompt."""
-    asked = request(reservation, keys, pinned="r0")
-    placed = await pool.place(asked)
-    assert placed is not None
-    if cached_tokens:
-        await credit(pool, asked, placed, cached_tokens)
+async def answered(pool: Pool, reservation: str, keys: list[str]) -> None:
+    """A finished request on r0."""
+    assert await pool.place(request(reservation, keys, pinned="r0")) is not None
     pool.done(reservation)
     await drained(pool)
 
@@ -40,7 +35,7 @@ async def test_what_an_engine_had_beyond_what_was_known_is_believed_until_its_ag
 ) -> None:
     maintenance = Worker(pool)
     await followed(client, relearning=1)
-    await answered(pool, "a", chain(1, 2), cached_tokens=200)
+    await answered(pool, "a", chain(1, 2))
     await maintenance.tick()
     assert await claimed(client, chain(1, 2)) == [True, True]
     await followed(client)

@@ -22,7 +22,7 @@ from coordinator.placement import Placement, PlaceRequest, Reservation, Standing
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
-from coordinator.pool.engine_feedback import credit, tell_measured
+from coordinator.pool.engine_feedback import tell_measured
 from coordinator.pool.hedged import FirstBytes, tell
 from coordinator.pool.pool import Pool
 from coordinator.pool.resumed import turn_s
@@ -154,7 +154,6 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.change_state("r0", "life1", "ready", "hung")
     await _begun(*_others(pool.run))
     await _record_calls(wire)
-    credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -233,7 +232,6 @@ ARGUMENTS: dict[str, list[Any]] = {
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, *_LINES],
     "sweep": ["r0", 43, 128, 44, 45],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81}}'.encode(), 60],
-    "credit": ["r0", "life1", "res", _KEYS[0], 7],
     "watch": ["gw0", 3000, b"", 0],
     "forget": ["r0", "life1"],
     "mark": ["r0", "life1", "ready", "hung"],

@@ -199,3 +199,19 @@ async def test_misses_that_are_explained_void_nothing(monkeypatch: pytest.Monkey
     missed.answer(72, 0, kind="claim")
     assert missed.voided == []
     await missed.tasks.close()
+
+
+def test_events_must_confirm_the_claims_of_a_request_that_is_over_but_not_what_the_engine_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched, confirmed = audit.Audit(Metrics(), Tasks(), lambda _replica: BLOCK_TOKENS), list[int]()
+    ended, broken = ticket(matched=0), ticket(matched=0)
+    for one in (ended, broken):
+        monkeypatch.setattr(one.pool.claims, "confirm", lambda _request, _placement, had: confirmed.append(had))
+    ended.first_token()
+    watched.observe(ended, Usage(300, 200))
+    assert confirmed == []
+    for _ in range(2):
+        ended.done()
+        broken.done()
+    assert confirmed == [200]
