@@ -15,13 +15,16 @@
 -- Returns {how many are left now (0: the pass is over), how many were removed}. Nothing is left if the replica is not
 -- known, or its record cannot be read.
 
+-- include time
 -- include remove
 
-local incarnation, floor = string.match(redis.call('HGET', replicas_key, replica) or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
+local incarnation, since_ms, floor =
+  string.match(redis.call('HGET', replicas_key, replica) or '', '^(%S+) %S+ %d+ (%d+) (%d+) %S')
 if incarnation == nil or left <= 0 then
   return { 0, 0 }
 end
 floor = tonumber(floor)
+local latest_ms = math.max(now_ms(), tonumber(since_ms)) + 1000 -- a later use was written before the clock went back
 
 local flights
 local function is_in_flight(reservation)
@@ -49,7 +52,8 @@ local removed = remove_keys(keys, function(record)
   if kind == 'resident' then
     return (tonumber(by) or 0) < floor
   end
-  return tonumber(used_ms) < claims_before_ms and not is_in_flight(by)
+  local used = tonumber(used_ms)
+  return claims_before_ms > 0 and (used < claims_before_ms or used > latest_ms) and not is_in_flight(by)
 end)
 if down_to_ms > 0 and start > 0 then
   local lowest = redis.call('ZRANGE', held_key, start - 1, start - 1, 'WITHSCORES')

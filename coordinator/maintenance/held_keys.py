@@ -30,8 +30,6 @@ SWEEP_EVERY_MS = 60_000
 WHOLE_PASS_MS = 3_600_000
 """A pass over the keys used lately misses claims of a request that ran for longer than that, if its gateway died."""
 MAX_KEYS = 200_000
-AHEAD_MS = 1000
-"""A last use that lies further in the future was written before Redis' clock went back."""
 _EVER_MS = 10**15
 """Later than any use: all keys go."""
 _PIECE = 128
@@ -71,7 +69,6 @@ class HeldKeys:
 
     pool: Pool
     replica: str
-    rewinds: bool = False
     trims: bool = False
     before_ms: int = 0
     to_capacity: bool = False
@@ -82,18 +79,12 @@ class HeldKeys:
     """Whether placements suffer, or owned_tokens are wrong, until it is done."""
     when_done: Callable[[], None] = lambda: None
     name: str = field(init=False)
-    _moved: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.name = f"held {self.replica}"
 
     async def do_piece(self) -> bool:
-        """Rewind first, because the order of uses decides what is trimmed."""
-        if self.rewinds:
-            moved = await rewind_piece(self.pool, self.replica, self._moved)
-            self._moved += moved
-            self.rewinds = moved == _PIECE
-        elif self.trims:
+        if self.trims:
             self.trims = await trim_piece(self.pool, self.replica, self.before_ms, self.to_capacity) > 0
         elif self.left:
             self.left, _ = await sweep_piece(self.pool, self.replica, self.left, self.claims_before_ms, self.down_to_ms)
@@ -104,7 +95,7 @@ class HeldKeys:
     @property
     def is_due(self) -> bool:
         """Whether there is anything left to do."""
-        return bool(self.rewinds or self.trims or self.left)
+        return bool(self.trims or self.left)
 
 
 def is_known(replica: str, state: PoolState) -> bool:
@@ -124,7 +115,6 @@ def due(
 ) -> tuple[HeldKeys, Pass | None]:
     """What is due on a replica's keys, and the pass that is the last one when it is done."""
     replica, task = record.replica, HeldKeys(pool, record.replica, before_ms=record.since_ms)
-    task.rewinds = look.newest_ms > max(state.now_ms, record.since_ms) + AHEAD_MS
     sweep: Pass | None = None
     if state.is_told(replica) or _awaits_agent(replica, state):
         sweep, task.down_to_ms = _pass(record, state, last)
@@ -138,7 +128,7 @@ def due(
     if record.state == ASLEEP or (record.state == "draining" and not look.active):
         task.before_ms = _EVER_MS
     task.trims = look.count > 0 and (task.trims or look.oldest_ms < task.before_ms)
-    task.is_urgent = task.is_urgent or task.rewinds or task.trims
+    task.is_urgent = task.is_urgent or task.trims
     return task, sweep
 
 
@@ -169,12 +159,6 @@ async def look_at(pool: Pool, replicas: Sequence[str]) -> list[Look]:
         Look(int(count), float(oldest or 0), float(newest or 0), int(owned) if is_number(owned) else 0, int(active))
         for count, oldest, newest, owned, active in zip(*(told[at::5] for at in range(5)), strict=True)
     ]
-
-
-async def rewind_piece(pool: Pool, replica: str, moved_before: int) -> int:
-    """Count keys whose last use lies in the future as used now; returns how many of them there were."""
-    asked = pool.run("rewind", replica=replica, ahead_ms=AHEAD_MS, moved_before=moved_before, at_most=_PIECE)
-    return int(await asked)
 
 
 async def trim_piece(pool: Pool, replica: str, before_ms: int, to_capacity: bool) -> int:

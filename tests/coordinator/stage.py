@@ -16,7 +16,6 @@ from coordinator.keys import PoolKeys
 from coordinator.maintenance.held_keys import (
     forget_older,
     look_at,
-    rewind_piece,
     stale_before_ms,
     sweep_piece,
     trim_piece,
@@ -122,14 +121,6 @@ async def trim(pool: Pool, record: ReplicaRecord, state: PoolState) -> int:
     total = 0
     while dropped := await trim_piece(pool, record.replica, stale_before_ms(record, state), True):
         total += dropped
-    return total
-
-
-async def rewind(pool: Pool, replica: str) -> int:
-    """Count a replica's keys whose last use lies in the future as used now; returns how many there were."""
-    total = 0
-    while moved := await rewind_piece(pool, replica, total):
-        total += moved
     return total
 
 

@@ -52,7 +52,6 @@ from tests.coordinator.stage import (
     register,
     replica,
     request,
-    rewind,
     running,
     sweep,
     trim,
@@ -126,8 +125,6 @@ async def live_a_little(pool: Pool) -> None:
         fleet = await pool.beat()
         for record in fleet.replicas.values():
             await trim(pool, record, fleet)
-            await pool.read("ZADD", pool.keys.held(record.replica), fleet.now_ms + 60_000, chain(1)[0])
-            assert await rewind(pool, record.replica) == 1
     await wait_for_room(pool)
     pool.change_state("r1", "life1", "ready", "hung")
     write_progress(pool, {"r0": 1})

@@ -101,8 +101,3 @@ def test_keys_of_an_earlier_incarnation_are_trimmed_whether_there_is_an_agent_or
     earlier = replace(LOOK, oldest_ms=float(BORN_MS - 1))
     assert task(earlier, passed()).trims
     assert task(earlier, has_agent=False).trims
-
-
-def test_uses_in_the_future_are_moved_back_before_anything_else() -> None:
-    assert task(replace(LOOK, newest_ms=NOW_MS + 2000.0), passed()).rewinds
-    assert not task(replace(LOOK, newest_ms=NOW_MS + 900.0), passed()).rewinds

@@ -15,7 +15,7 @@ from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.decision_ring import DecisionRing
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
-from coordinator.maintenance.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
+from coordinator.maintenance.held_keys import HeldKeys, forget, forget_older, look_at
 from coordinator.maintenance.reaper import Reaper
 from coordinator.maintenance.repair import Repair
 from coordinator.placement import Placement, PlaceRequest, Reservation, Standing, Used
@@ -139,7 +139,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     await _begun(look_at(pool, ["r0", "r1"]))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     swept = HeldKeys(pool, "r0", left=43, claims_before_ms=44, down_to_ms=45)
-    await _begun(forget(pool, record), rewind_piece(pool, "r0", 0), forget_older(pool, "r0", 41), swept.do_piece())
+    await _begun(forget(pool, record), forget_older(pool, "r0", 41), swept.do_piece())
     await _begun(Repair(pool).repair())
     await _begun(pool.subsets.keep(), pool.subsets._reorder({_SUBSET.digest: 1}))
     pool.claims.hold("r0", _KEYS)
@@ -239,7 +239,6 @@ ARGUMENTS: dict[str, list[Any]] = {
     "demand": [87.5],
     "resume": [8, 10],
     "hedge": [113, "r0 114 115"],
-    "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
     "repair": [1, 0, 500, 0, 60_000],
     "add_usage": [

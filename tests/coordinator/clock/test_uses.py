@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.maintenance.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget
+from coordinator.maintenance.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, forget
 from coordinator.maintenance.worker import Worker
 from coordinator.pool.pool import Pool
 from tests.coordinator.clock.stage import HOUR_MS, Clock
@@ -19,7 +19,6 @@ from tests.coordinator.stage import (
     owners,
     place,
     replica,
-    rewind,
     trim,
 )
 
@@ -34,47 +33,39 @@ async def held(client: redis.Redis, name: str = "r0") -> list[str]:
     return list(await client.zrange(KEYS.held(name), 0, -1))
 
 
-async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_order(
-    pool: Pool, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+async def test_uses_after_a_step_back_follow_those_in_the_future_and_all_keep_their_order(
+    pool: Pool, client: redis.Redis, clock: Clock
 ) -> None:
-    monkeypatch.setattr("coordinator.maintenance.held_keys._PIECE", 4)
     for number in range(5):
         await place(pool, f"id{number}", chain(number, "end"), pinned="r0")
         await drained(pool)
         await clock.step(10)
-    before = await held(client)
+    first, before = chain(0, "end"), await held(client)
     await clock.step(-HOUR_MS)
     await place(pool, "new", chain("new"), pinned="r0")
     await drained(pool)
-    assert await rewind(pool, "r0") == 10
-    assert await rewind(pool, "r0") == 0
-    assert [key for key in await held(client) if key in before] == before
-    now = await clock.now_ms()
-    for key in before:
-        assert now - 5000 < await client.zscore(KEYS.held("r0"), key) <= now + 1
-        assert now - 5000 < int((await owners(client, key))["r0"][5]) <= now
+    assert (await place(pool, "again", first, pinned="r0", seed=SAMPLED)).touch
+    await drained(pool)
+    assert await held(client) == [*(key for key in before if key not in first), *chain("new"), *reversed(first)]
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 1100}
 
 
-async def test_the_worker_sees_to_that_where_there_is_an_agent_and_where_there_is_none(
+async def test_claims_with_a_use_in_the_future_go_where_an_agent_has_not_confirmed_them(
     pool: Pool, client: redis.Redis, clock: Clock
 ) -> None:
     await clock.follow("r0")
     for name in ("r0", "r1"):
         await place(pool, name, chain(name), pinned=name)
         pool.done(name)
+    await place(pool, "runs", chain("runs"), pinned="r0")
     await drained(pool)
     maintenance = Worker(pool)
     await maintenance.tick()
     await clock.step(-HOUR_MS)
-    await maintenance.tick()
-    now = await clock.now_ms()
-    for name in ("r0", "r1"):
-        assert await client.zscore(KEYS.held(name), chain(name)[0]) <= now + 1
-    await clock.step(SWEEP_EVERY_MS + 1000)
     await clock.follow("r0")
     await maintenance.tick()
     assert await owners(client, chain("r0")[0]) == {}, "no event confirmed the claim"
+    assert list(await owners(client, chain("runs")[0])) == ["r0"]
     assert list(await owners(client, chain("r1")[0])) == ["r1"]
 
 
