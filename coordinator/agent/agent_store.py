@@ -104,8 +104,6 @@ class AgentStore:
         """The engine process that is followed; empty before `register`."""
         self.entries: int | None = None
         """Entries in the stream: as of the first heartbeat, plus those published since. None before the heartbeat."""
-        self._taken: list[bytes] = []
-        """The measured prompts that the last heartbeat's answer had. The next heartbeat confirms them."""
 
     @classmethod
     async def open(cls, url: str, pool: str, replica: str, agent: str, namespace: str = "") -> AgentStore:
@@ -149,9 +147,7 @@ class AgentStore:
         return held.agent != self._agent and held.incarnation == known.incarnation
 
     async def attend(self, vitals: Vitals, leaving: bool = False) -> Attended | float:
-        """One heartbeat. If another agent holds the replica, returns the seconds until it may be free. Raises Fenced.
-
-        Call it again only when the measured prompts of the last answer are applied."""
+        """One heartbeat. If another agent has the replica, returns the seconds until it may be free. Raises Fenced."""
         reply = await self._run(
             "attend",
             replica=self._replica,
@@ -165,8 +161,6 @@ class AgentStore:
             counters=orjson.dumps(vitals.counters) if vitals.counters else "",
             held_tokens=vitals.held_tokens,
             restates=vitals.is_restating,
-            taken=len(self._taken),
-            last_taken=self._taken[-1] if self._taken else "",
         )
         if reply[0] == b"held":
             return float(reply[1]) / 1000
@@ -175,7 +169,6 @@ class AgentStore:
         if reply[0] == b"unreadable":
             raise StoreDown(_UNREADABLE)
         self.entries = int(reply[4]) if self.entries is None else self.entries
-        self._taken = reply[3]
         measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
         voided = [key for text in reply[3] for key in _voided(text)]
         before, asked, (lapsed, agents, state, restating) = _agent_of(reply[1]), readable(reply[2]), reply[5:]

@@ -18,8 +18,6 @@
 --   text    counters: the engine's, as JSON; "" if not known
 --   number  held_tokens: in the blocks that the engine holds now. A capacity that is less than this is wrong, and raised.
 --   flag    restates: the agent is about to say everything again, or says it
---   number  taken: how many measured prompts of the last answer the agent has worked in
---   text    last_taken: the last of them. An answer that did not arrive is given again.
 -- Returns {"held", ms until the replica may be free} if another agent has it, {"unregistered"} if this is not the
 -- replica's current incarnation, {"unreadable"} if the replica's record cannot be read, or
 -- {"ok", the record in `agents` as it was ("": none), what the agent is asked ("" | "restate" | "reset"),
@@ -81,10 +79,7 @@ if capacity ~= '0' and held_tokens > tonumber(capacity) then
   local tokens = string.format('%d', held_tokens)
   redis.call('HSET', replicas_key, replica, table.concat({ current, state, tokens, since_ms, floor, url }, ' '))
 end
-if taken > 0 and measured[taken] == last_taken then
-  redis.call('LTRIM', measured_key, taken, -1)
-  measured = { unpack(measured, taken + 1) }
-end
+redis.call('UNLINK', measured_key)
 local lapsed = holder == agent and tonumber(until_ms) < now and 1 or 0
 return {
   'ok', record, asked, measured, entries, lapsed, redis.call('HLEN', agents_key), state,

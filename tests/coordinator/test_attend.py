@@ -159,22 +159,6 @@ async def test_measured_prompts_are_told_once_and_in_order(stream: Stream, pool:
     assert await client.llen(KEYS.measured("r1")) == 1
 
 
-async def test_measured_prompts_are_told_again_where_the_answer_did_not_arrive(
-    stream: Stream, pool: Pool, client: redis.Redis, redis_server: RedisServer
-) -> None:
-    first, second = Measured(chain(1)[0], 40), Measured(chain(2)[0], 50)
-    await followed(client)
-    await answered(pool, "a", chain(1), 40)
-    assert (await attend(stream.link)).measured == [first]
-    async with linked(redis_server.url) as again:  # the same agent, on a new connection
-        assert (await attend(again)).measured == [first]
-        await answered(pool, "b", chain(2), 50)
-        assert (await attend(again)).measured == [second]
-        await client.delete(KEYS.measured("r0"))
-        await answered(pool, "c", chain(1), 40)
-        assert (await attend(again)).measured == [first]  # a new entry, although the agent has received as many already
-
-
 async def test_what_is_measured_while_an_agent_is_away_waits_for_it(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:

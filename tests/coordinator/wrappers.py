@@ -183,7 +183,6 @@ async def _agent_calls(wire: Recorder) -> None:
     link = AgentStore(wire, PoolKeys("m"), "r0", "agent0")
     link.incarnation = "life1"
     link.entries = 76
-    link._taken = [b"77", b"78"]
     told = [Resident(_KEYS[0], 7, 8, "cpu", 10), Evicted(_KEYS[1]), Reset()]
     await _begun(
         link.attend(Vitals("session", True, 71, 72, {"hits": 73.0}, True, 74)),
@@ -228,7 +227,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "look": ["r0", "r1"],
     "trim": ["r0", 41, 0, 200_000, 128, 0],
     "withdraw": ["r0", "res", _KEYS[1]],
-    "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 74, 1, 2, b"78"],
+    "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 74, 1],
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, *_LINES],
     "sweep": ["r0", 43, 128, 44, 45],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81}}'.encode(), 60],
