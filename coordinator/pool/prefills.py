@@ -11,9 +11,9 @@ replica looks busier than it is, at most until the answer is there.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from math import inf
 
@@ -30,7 +30,7 @@ _QUEUE_SHARE = 0.5
 over but it still counts. If all counted, each backlog that counts too long would lengthen the next one. Under load, no
 backlog would end before its answer."""
 _LOOKUPS = 256
-"""The most per heartbeat."""
+"""The most per heartbeat, by chance: requests of an engine that hangs must not keep others from being checked."""
 
 
 def prefill_tokens_per_s(counters: Mapping[str, float]) -> float | None:
@@ -54,16 +54,6 @@ def is_computed(record: bytes | None, life: ReplicaRecord) -> bool:
         case [incarnation, b"resident", _, _, _, _, entry, *_]:
             return incarnation == life.incarnation.encode() and entry.isdigit() and int(entry) >= life.floor
     return False
-
-
-def in_turn(waiting: Iterable[Reservation], at_most: int) -> list[Reservation]:
-    """The first requests of each replica, equally many of each: an engine computes in order, and one that hangs must
-    not keep the requests of others from being checked."""
-    of_replica: dict[str, list[Reservation]] = defaultdict(list)
-    for one in waiting:
-        of_replica[one.replica].append(one)
-    share = max(1, at_most // max(1, len(of_replica)))
-    return [one for ones in of_replica.values() for one in ones[:share]][:at_most]
 
 
 class Prefills:
@@ -103,7 +93,8 @@ class Prefills:
                 one.prefilled_by_s = inf
                 unpredicted.append(one)
         self._predict([one for one in unpredicted if one.replica in self._tokens_per_s], now_s)
-        for one in in_turn((one for one in waiting if _tells_tip(state, one)), _LOOKUPS):
+        told = [one for one in waiting if _tells_tip(state, one)]
+        for one in random.sample(told, min(len(told), _LOOKUPS)):
             record = self._link.read("HGET", self._link.keys.own(one.tip), one.replica)
             record.add_done_callback(partial(self._end_if_computed, one, state.replicas[one.replica]))
 

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 from coordinator.placement import Reservation
 from coordinator.pool import prefills
 from coordinator.pool.pool import Pool
-from coordinator.pool.prefills import in_turn, is_computed, predicted_s, prefill_tokens_per_s
+from coordinator.pool.prefills import is_computed, predicted_s, prefill_tokens_per_s
 from tests.coordinator.stage import KEYS, calls_of, chain, drained, hash_of, numbers, place, register, replica
 from tests.coordinator.stream import Stream, followed, gains
 
@@ -75,11 +75,6 @@ def test_a_prompt_is_computed_once_events_say_that_this_life_holds_its_tip(
     record: bytes | None, computed: bool
 ) -> None:
     assert is_computed(record, replace(replica("r0"), floor=7)) == computed
-
-
-def test_one_replicas_requests_do_not_keep_those_of_others_from_being_looked_at() -> None:
-    waiting = [Reservation(f"{name}-{n}", name, "life1", 10, "-") for name in ("r0", "r1") for n in range(100)]
-    assert [one.id for one in in_turn(waiting, 4)] == ["r0-0", "r0-1", "r1-0", "r1-1"]
 
 
 # -- on the store ------------------------------------------------------------------------------------------------------
