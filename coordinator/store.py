@@ -30,13 +30,12 @@ _TAG = re.compile(r"\{([^}]+)\}")
 class Store:
     """Owns the connections; hands out one Pool for each base model. Run `run()` as a task while it is used."""
 
-    def __init__(self, settings: StoreOptions, gateway: str, does_maintenance: bool = True) -> None:
+    def __init__(self, settings: StoreOptions, gateway: str) -> None:
         self.gateway = gateway
         self.on_change: Callable[[bool, str], None] = lambda _up, _reason: None
         self.on_news: Callable[[], None] = lambda: None
         """Called when a heartbeat has told something new of any pool's replicas."""
         self.lag = LoopLag()
-        self._does_maintenance = does_maintenance
         self._settings = settings
         self.pools_key = pools_key(settings.namespace)
         self._is_cluster = is_cluster(settings.url)
@@ -95,9 +94,7 @@ class Store:
             settings = self._settings
             anchor = PoolKeys(name, settings.namespace).anchor
             connect = partial(open_wire, settings.url, anchor, CONNECT_S)
-            pool = Pool(
-                name, self.gateway, settings.budget_s, self._does_maintenance, settings.namespace, connect, self.lag
-            )
+            pool = Pool(name, self.gateway, settings.budget_s, settings.namespace, connect, self.lag)
             pool.on_news = self._news
             self._pools[name] = pool
             self._connections[name] = connection = self._connect(pool.keys.anchor) if self._is_cluster else self._home

@@ -49,13 +49,12 @@ class Pool:
         name: str,
         gateway: str,
         budget_s: float,
-        does_maintenance: bool = True,
         namespace: str = "",
         connect: Connect | None = None,
         lag: LoopLag | None = None,
     ) -> None:
         """`connect` opens one more connection, which waits for grants; without it, no request waits for room."""
-        self.name, self.gateway, self.does_maintenance = name, gateway, does_maintenance
+        self.name, self.gateway, self.does_maintenance = name, gateway, True
         self.state: PoolState | None = None
         """As of the last heartbeat; None before the first."""
         self.figures = ReplicaFigures({}, {})

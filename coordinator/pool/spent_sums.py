@@ -82,11 +82,6 @@ class SpentSums:
     def __len__(self) -> int:
         return len(self._sums)
 
-    @property
-    def has_new(self) -> bool:
-        """Whether there is anything to tell."""
-        return bool(self._new)
-
     # -- requests ----------------------------------------------------------------------------------------------
 
     def cover(self, bill: Bill, prompt_tokens: int) -> int:

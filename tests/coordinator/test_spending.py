@@ -444,7 +444,7 @@ def test_a_call_tells_some_hundred_sums_and_the_next_one_the_rest() -> None:
     sums, told = SpentSums(), []
     for number in range(1100):
         sums.settle(Bill((budget(9, account=f"t{number}"),), FREE, 0, 0), took(1))
-    while sums.has_new:
+    while sums._new:
         told.append(sums.take()[0].count(" / "))
     assert told == [500, 500, 100]
 
