@@ -1,22 +1,8 @@
--- Finds what cannot be read in a pool's keys, and counts and names it. Everybody ignores such records. What depends on
--- them becomes right again in one of four ways, which holds for a whole kind of records.
--- "drop": the record goes; its writer writes it again.
--- "load": it goes, too. Then the sums of load and of tenants are made again from what is in flight, in one step.
--- "void": a replica's residency is void, as if the replica was registered again: its since_ms is now. So what it used
--- before counts no more, owned_tokens begin at 0, and an agent is asked to say everything again. What it does not say
--- again is swept. Without an agent, what was used before is trimmed.
--- "keep": the record stays: flights, budgets and drain marks are nowhere else.
--- A replica's record is written again as `view` has it. A gateway gets a lease of 0: it states its requests again, or is
--- reaped.
--- A key of another type is deleted, and then the same happens.
---
--- A replica is voided at most once in `rest_ms`: the field "void <replica>" of `unreadable` tells when it was voided last.
--- Until then its owned_tokens are "void", which nothing can be added to.
---
--- Records of a later version are no garbage. A record can be read if it begins with the fields that this version knows;
--- more may follow behind a space. Words (states, modes, kinds) may be any. In hashes that hold several things (`leases`,
--- `tenants`), fields that this version does not know are left alone. Sums are numbers and nothing else, because scripts
--- add to them. A version that cannot keep to this needs another key.
+-- Finds what cannot be read in a pool's keys, counts and names it, and makes right what depends on it: coordinator/README.md
+-- (What cannot be read) tells what follows for each kind of records. HASHES has the kinds: "keep" stays, all others go, and
+-- then "load", "tenants", "void" and so on follow. A replica is voided at most once in `rest_ms`: the field "void <replica>"
+-- of `unreadable` tells when it was voided last. Until then its owned_tokens are "void", which nothing can be added to.
+-- Sums are numbers and nothing else, because scripts add to them. A version that cannot keep to this needs another key.
 --
 -- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended. The names of
 -- keys that are not among its KEYS are made from these.

@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from coordinator.errors import StoreRefused
 from coordinator.pool.pool import Pool
@@ -21,7 +21,7 @@ _EACH_S = 10.0
 _AT_ONCE = 500
 """So many fields are looked at each time, by chance: with the budgets of 10 000 keys there are some 100 000, and to
 list them takes 40 ms of Redis' time."""
-_FIELD = re.compile(r"(?:settled|held|base) (\d{4})-(?:W(\d\d)|(\d\d)(?:-(\d\d))?)/")
+_FIELD = re.compile(r"(?:settled|held|base) (\d{4}-(?:W\d\d|\d\d(?:-\d\d)?))/")
 
 
 async def read_spent(pools: Sequence[Pool], budgets: Sequence[AccountBudget]) -> list[Spent]:
@@ -70,21 +70,7 @@ class OldBudgets:
 
 def old_fields(fields: Iterable[str], now_s: float) -> list[str]:
     """Those of windows that have been over for KEPT_S. Pure."""
-    today = datetime.fromtimestamp(now_s - KEPT_S, UTC).date() - timedelta(days=1)  # in whatever time zone
-    return [field for field in fields if (last := _last_day(field)) is not None and last < today]
-
-
-def _last_day(field: str) -> date | None:
-    """The last day of a field's window; None if it is of no window."""
-    found = _FIELD.match(field)
-    if found is None:
-        return None
-    year, week, month, day = (int(part) if part else 0 for part in found.groups())
-    try:
-        if week:
-            return date.fromisocalendar(year, week, 7)
-        if day:
-            return date(year, month, day)
-        return (date(year, month, 28) + timedelta(days=4)).replace(day=1) - timedelta(days=1)
-    except ValueError:
-        return None
+    day = datetime.fromtimestamp(now_s - KEPT_S, UTC) - timedelta(days=1)  # in whatever time zone
+    present = {len(window): window for window in (f"{day:%Y-%m-%d}", f"{day:%G-W%V}", f"{day:%Y-%m}")}
+    windows = ((field, found[1]) for field in fields if (found := _FIELD.match(field)) is not None)
+    return [field for field, window in windows if window < present[len(window)]]
