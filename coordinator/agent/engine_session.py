@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -46,9 +45,6 @@ _SILENCE_S = 15.0
 
 _OVERDUE_S = 5.0
 
-_READ_AGAIN_S = 0.5
-"""A chain that was not found is read again after this time: its gateway may write it late."""
-_MAX_REMEMBERED = 16_384
 _REPORTS_S = 10.0
 """For this time after relearning, the engine may still report blocks as it was asked to."""
 
@@ -165,7 +161,7 @@ class EngineSession:
     async def _learn_chains(self, items: Iterable[Item]) -> None:
         """Read the chains of the sessions that these events name, before the events are applied."""
         if self.store is not None:
-            await self._bind(self.store, self._lookups.due(items, self.residency, time.monotonic()))
+            await self._bind(self.store, self._lookups.due(items, self.residency))
 
     async def _bind(self, store: AgentStore, sessions: list[str]) -> None:
         may_report = self._lookups.may_report(self.residency, time.monotonic())
@@ -367,7 +363,6 @@ class EngineSession:
             await self._store_lost(error)
             return None
         self._restate()
-        self._lookups.forget()
         self._tiers.forget()
         return self.store
 
@@ -443,15 +438,15 @@ class EventIntake:
 
 
 class ChainLookups:
-    """Decides which sessions' chains to read from the store: each once, and again if it may have changed. Pure."""
+    """Decides which sessions' chains to read from the store. Pure."""
 
     def __init__(self) -> None:
-        self._read_at_s: OrderedDict[str, float] = OrderedDict()
         self._relearning_at_s: float | None = None
 
-    def due(self, items: Iterable[Item], residency: Residency, now_s: float) -> list[str]:
-        """The sessions named in these events whose chains are to be read now. While relearning, known chains are read
-        again: the chain's record tells whether its request was asked to report."""
+    def due(self, items: Iterable[Item], residency: Residency) -> list[str]:
+        """The sessions named in these events whose chains are to be read now: those that are not known yet, because a
+        gateway may write one late. While relearning, known chains are read again: the chain's record tells whether its
+        request was asked to report."""
         named = {
             event.session
             for item in items
@@ -459,18 +454,7 @@ class ChainLookups:
             for event in item.batch.events
             if isinstance(event, Stored) and event.session
         }
-        due = [name for name in named if self._is_due(name, residency, now_s)]
-        for name in due:
-            self._read_at_s[name] = now_s
-            self._read_at_s.move_to_end(name)
-        while len(self._read_at_s) > _MAX_REMEMBERED:
-            self._read_at_s.popitem(last=False)
-        return due
-
-    def _is_due(self, session: str, residency: Residency, now_s: float) -> bool:
-        if residency.is_bound(session):
-            return residency.is_relearning
-        return now_s - self._read_at_s.get(session, -_READ_AGAIN_S) >= _READ_AGAIN_S
+        return [name for name in named if residency.is_relearning or not residency.is_bound(name)]
 
     def may_report(self, residency: Residency, now_s: float) -> bool:
         """Whether the engine may be reporting blocks that it reuses. A new agent does not know whether the last one was
@@ -478,10 +462,6 @@ class ChainLookups:
         if residency.is_relearning or self._relearning_at_s is None:
             self._relearning_at_s = now_s
         return now_s - self._relearning_at_s < _REPORTS_S
-
-    def forget(self) -> None:
-        """The agent is connected anew, maybe to another store: read every chain again."""
-        self._read_at_s.clear()
 
 
 @dataclass(frozen=True, slots=True)
