@@ -111,7 +111,7 @@ class LightAgent:
 
     def publish(self, events: list[Event]) -> None:
         """The engine's cache has changed."""
-        self._intake.put(Received(next(self._numbers), Batch(time.time(), events, 0)))
+        self._intake.put(Received(next(self._numbers), Batch(time.time(), events)))
 
     async def run(self) -> None:
         while True:

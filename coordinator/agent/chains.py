@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.agent.blocks import MediaSpan
-from coordinator.agent.token_sizes import EVEN, TokenPlaces
+from coordinator.agent.token_sizes import TokenPlaces
 
 _MAX_BINDINGS = 8192
 _MAX_PATH_BLOCKS = 1_000_000
@@ -121,7 +121,7 @@ def places(
     spans: Sequence[MediaSpan],
     end_tokens: int,
     exact: Mapping[str, int],
-    token_places: TokenPlaces = EVEN,
+    token_places: TokenPlaces,
 ) -> list[KeyEnd]:
     """The end of each key of a chain, shallow to deep. `exact` has the ends of keys that other chains have measured."""
     found: list[KeyEnd] = []

@@ -66,7 +66,6 @@ class Batch:
 
     ts: float
     events: list[Event]
-    rank: int | None
 
 
 class _Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
@@ -98,13 +97,11 @@ _Map = _Stored | _Removed | _Cleared
 class _Maps(msgspec.Struct, array_like=True):
     ts: float
     events: list[_Map]
-    data_parallel_rank: int | None = None
 
 
 class _Raws(msgspec.Struct, array_like=True):
     ts: float
     events: list[msgspec.Raw]
-    data_parallel_rank: int | None = None
 
 
 _maps = msgspec.msgpack.Decoder(_Maps)
@@ -122,10 +119,10 @@ def decode(payload: bytes) -> Batch:
         except msgspec.ValidationError:  # some events are of an unknown type
             raws = _raws.decode(payload)
             found = [event for raw in raws.events if (event := _one(raw)) is not None]
-            return Batch(raws.ts, [_event(each) for each in found], raws.data_parallel_rank)
+            return Batch(raws.ts, [_event(each) for each in found])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EventError(f"not a batch of KV events: {error}") from None
-    return Batch(batch.ts, [_event(each) for each in batch.events], batch.data_parallel_rank)
+    return Batch(batch.ts, [_event(each) for each in batch.events])
 
 
 def _one(raw: msgspec.Raw) -> _Map | None:

@@ -143,7 +143,3 @@ class TokenPlaces:
         block = bisect_right(self._behind, size) - 1
         width = self._behind[block + 1] - self._behind[block]
         return block * self._block_size + int((size - self._behind[block]) * self._block_size / max(1, width))
-
-
-EVEN = TokenPlaces((), 1)
-"""All tokens have the same size."""

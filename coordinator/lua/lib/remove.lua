@@ -3,8 +3,8 @@
 
 -- include load
 -- include owned
+-- include parts
 
-local REMOVED_AT_ONCE = 1000
 local pool_base = string.match(replicas_key, '^(.*:)[^:]+$')
 local own_base = pool_base .. 'own:'
 
@@ -39,9 +39,7 @@ local function remove_keys(keys, goes)
     redis.call('HDEL', own_base .. key, replica)
     freed_tokens = freed_tokens + counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
   end
-  for first = 1, #removed, REMOVED_AT_ONCE do
-    redis.call('ZREM', held_key, unpack(removed, first, math.min(#removed, first + REMOVED_AT_ONCE - 1)))
-  end
+  in_parts(removed, function(...) redis.call('ZREM', held_key, ...) end)
   if freed_tokens > 0 then
     add(owned_tokens_key, replica, -freed_tokens)
   end

@@ -9,7 +9,7 @@ from coordinator.agent.kv_events import Batch
 
 
 def batch(ts: float) -> Batch:
-    return Batch(ts, [], None)
+    return Batch(ts, [])
 
 
 def received(seq: int, ts: float) -> Received:

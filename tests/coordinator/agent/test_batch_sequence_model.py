@@ -51,7 +51,7 @@ class World:
 
     def publish(self, fate: str, clock: float) -> None:
         life, seq = len(self.lives) - 1, len(self.lives[-1])
-        self.lives[-1].append(Batch(clock + seq, [], None))
+        self.lives[-1].append(Batch(clock + seq, []))
         copies = {"is dropped": 0, "comes late": 0, "comes twice": 2}.get(fate, 1)
         self.way.extend([(life, seq)] * copies)
         if fate == "arrives" and self.late:

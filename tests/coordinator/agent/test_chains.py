@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 from coordinator.agent import chains
 from coordinator.agent.blocks import MediaSpan
 from coordinator.agent.chains import Binding, Bindings, places, prompt_end
+from coordinator.agent.token_sizes import TokenPlaces
+
+EVEN = TokenPlaces((), 1)
+"""All tokens have the same size."""
 
 
 def chain(*points: tuple[int, int], tokens: int = 0, measured: bool = True, tip: str = "tip") -> Binding:
@@ -30,7 +34,7 @@ def ends(
     binding: Binding, end: int, spans: Sequence[tuple[int, int]] = (), exact: dict[str, int] | None = None
 ) -> list[int]:
     media = [MediaSpan(f"image {index}", *span) for index, span in enumerate(spans)]
-    return [place.tokens for place in places(binding, media, end, exact or {})]
+    return [place.tokens for place in places(binding, media, end, exact or {}, EVEN)]
 
 
 # -- where keys end ----------------------------------------------------------------------------------------------
@@ -84,7 +88,7 @@ def test_keys_end_where_the_events_and_the_text_say(
 
 
 def test_each_place_spans_the_tokens_since_the_one_before() -> None:
-    found = places(chain((100, 0), (300, 0), (1000, 0)), [], 100, {})
+    found = places(chain((100, 0), (300, 0), (1000, 0)), [], 100, {}, EVEN)
     assert [(place.key, place.tokens, place.span_tokens) for place in found] == [
         ("k0", 10, 10),
         ("k1", 30, 20),
@@ -93,10 +97,10 @@ def test_each_place_spans_the_tokens_since_the_one_before() -> None:
 
 
 def test_keys_are_exact_where_they_were_measured_or_known() -> None:
-    assert not any(place.is_exact for place in places(UNTOLD, [], 900, {})[:-1])
-    found = places(chain(*FOUR), [], 100, {"k1": 80})
+    assert not any(place.is_exact for place in places(UNTOLD, [], 900, {}, EVEN)[:-1])
+    found = places(chain(*FOUR), [], 100, {"k1": 80}, EVEN)
     assert [place.is_exact for place in found] == [False, True, False, True]
-    assert not places(chain((9, 0), measured=False), [], 5, {})[-1].is_exact
+    assert not places(chain((9, 0), measured=False), [], 5, {}, EVEN)[-1].is_exact
 
 
 # -- any chain ---------------------------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ def test_places_are_monotone_never_beyond_the_end_and_the_tip_is_there(
     prompt: tuple[Binding, list[MediaSpan], int, dict[str, int]],
 ) -> None:
     binding, spans, end, exact = prompt
-    found = places(binding, spans, end, exact)
+    found = places(binding, spans, end, exact, EVEN)
     assert [place.key for place in found] == list(binding.keys)
     assert found[-1].tokens == end
     assert found[0].tokens == found[0].span_tokens >= 0
@@ -139,7 +143,7 @@ def test_every_image_whose_own_boundary_is_a_key_ends_exactly(
 ) -> None:
     binding, spans, end, _ = prompt
     images = 0
-    for place, count in zip(places(binding, spans, end, {})[:-1], binding.image_counts[:-1], strict=True):
+    for place, count in zip(places(binding, spans, end, {}, EVEN)[:-1], binding.image_counts[:-1], strict=True):
         if images < count <= len(spans):
             assert place.tokens == spans[count - 1].end
         images = count
