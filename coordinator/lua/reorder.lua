@@ -10,19 +10,18 @@
 --   number  first, last: the piece, by rank in order of names
 --   number  probe_ms: see place
 --   flag    is_last: sum the requests in flight on the good replicas, too
--- Returns how many replicas stood wrong, or -1 if the subset is not known.
 
 -- include time
 -- include subsets
 
 if not field_of(subsets_key, digest) then
-  return -1
+  return
 end
-local now, moved, base = now_ms(), 0, base_of(subsets_key)
+local now, base = now_ms(), base_of(subsets_key)
 local names = redis.pcall('ZRANGE', subset_key, first, last)
 for i = 1, #names do
   note_subset(subsets_of_key, names[i], digest)
-  moved = moved + stand(base, names[i], now, MAX_OPENINGS * probe_ms, digest)
+  stand(base, names[i], now, MAX_OPENINGS * probe_ms, digest)
 end
 -- How many members an order can have.
 local function most_members(order)
@@ -52,4 +51,3 @@ if is_last then
   end
   write('HSET', subset_active_key, digest, string.format('%d', total))
 end
-return moved

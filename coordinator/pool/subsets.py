@@ -28,7 +28,6 @@ class Subsets:
     """The subsets that one gateway uses in one pool."""
 
     def __init__(self, link: Link) -> None:
-        self._misplaced = 0
         self._link = link
         self._declared: dict[str, Subset] = {}
         self._used_s: dict[str, float] = {}
@@ -89,7 +88,7 @@ class Subsets:
             later = sorted(each for each in counts if each > digest)
             digest, first = later[0] if later else min(counts), 0
         self._next = digest, first + _AT_ONCE
-        misplaced = await self._link.run(
+        await self._link.run(
             "reorder",
             digest=digest,
             first=first,
@@ -97,9 +96,3 @@ class Subsets:
             probe_ms=breaker.OPEN_MS,
             is_last=first + _AT_ONCE >= counts[digest],
         )
-        self._misplaced += max(0, int(misplaced))
-
-    def take_misplaced(self) -> int:
-        """How many replicas this gateway found at a wrong place in the orders since the last call."""
-        misplaced, self._misplaced = self._misplaced, 0
-        return misplaced

@@ -202,7 +202,6 @@ class Status:
         metrics.maintenance_lag_s.clear()
         for each in pools:
             metrics.queue_waiting.labels(each.name).set(each.waiting + each.held.requests)
-            metrics.misplaced_replicas.inc(each.name, by=each.subsets.take_misplaced())
             if each.maintenance_lag_s is not None:
                 metrics.maintenance_lag_s.labels(each.name).set(each.maintenance_lag_s)
         states = model_states(self._fleet)

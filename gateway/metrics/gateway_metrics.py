@@ -285,12 +285,6 @@ class Metrics:
         self.unreadable = self._counter(
             "kvgate_unreadable_records", "Unreadable records in Redis that this gateway found, by key.", "key"
         )
-        self.misplaced_replicas = self._counter(
-            "kvgate_misplaced_replicas",
-            "Replicas that this gateway found at a wrong place in the orders of a pool of more than 16, and put right: "
-            "more than a few only while gateways of an older version run.",
-            "pool",
-        )
         self.maintenance_lag_s = self._gauge(
             "kvgate_chores_lag_seconds",
             "How long the oldest maintenance task in Redis has been due, in pools whose maintenance this gateway does.",

@@ -49,12 +49,11 @@ end
 
 -- Puts a replica where it belongs in all its orders, after its record or its breaker has changed. A breaker that says
 -- that it is open for longer than longest_open_ms counts as over. `digests` are those of its subsets if not all are
--- meant. Returns 1 if it stood wrong by standing or by load.
+-- meant.
 local function stand(base, replica, now, longest_open_ms, digests)
-  local moved = 0
   digests = digests or field_of(base .. 'subsets_of', replica)
   if not digests then
-    return moved
+    return
   end
   local state, capacity = string.match(field_of(base .. 'replicas', replica) or '', '^%S+ (%S+) (%d+) %d+ %d+ %S')
   local open_until = tonumber(string.match(field_of(base .. 'breakers', replica) or '', '^%d+ (%d+)') or 0)
@@ -68,12 +67,12 @@ local function stand(base, replica, now, longest_open_ms, digests)
     local before = redis.pcall('ZSCORE', subset .. ':in_flight', replica)
     local counted = type(before) == 'string' and math.floor(tonumber(before)) or 0
     if is_good then
-      moved = moved + write('ZADD', subset .. ':good', 0, replica)
-      moved = moved + write('ZADD', subset .. ':in_flight', 'CH', in_flight, replica)
+      write('ZADD', subset .. ':good', 0, replica)
+      write('ZADD', subset .. ':in_flight', in_flight, replica)
       write('ZADD', subset .. ':load', load, replica)
       write('ZADD', subset .. ':free', string.format('%d', free), replica)
     else
-      moved = moved + (redis.pcall('ZREM', subset .. ':good', replica) == 1 and 1 or 0)
+      redis.pcall('ZREM', subset .. ':good', replica)
       redis.pcall('ZREM', subset .. ':in_flight', replica)
       redis.pcall('ZREM', subset .. ':load', replica)
       redis.pcall('ZREM', subset .. ':free', replica)
@@ -88,5 +87,4 @@ local function stand(base, replica, now, longest_open_ms, digests)
       redis.pcall('HINCRBY', base .. 'subset_active', digest, string.format('%d', by))
     end
   end
-  return math.min(moved, 1)
 end
