@@ -4,78 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from gateway.simulator.errors import bad_request
-from gateway.simulator.prompt import WORDS, text_of, token_ids, token_of
+from gateway.simulator.prompt import WORDS, text_of, token_of
 
 _Ranked = Sequence[tuple[bytes, float]]
 """The most likely tokens at a place, in descending order, each with its log probability."""
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """The wish of a request: how many tokens at each place, shown as texts or as `token_id:…`."""
-
-    top: int
-    as_ids: bool = False
-
-    def chat(self, pieces: Sequence[str], first: int = 0) -> dict[str, Any]:
-        """`choices[].logprobs` of chat for tokens of an answer, from place `first` on."""
-        content = []
-        for at, piece in enumerate(pieces, first):
-            ranked = _ranked(token_of(piece), at, self.top)
-            entry = self._chat_entry(*ranked[0])
-            entry["top_logprobs"] = [self._chat_entry(*each) for each in ranked[: self.top]]
-            content.append(entry)
-        return {"content": content}
-
-    def completion(self, tokens: Sequence[bytes], num_prompt_tokens: int, first: int, offset: int) -> dict[str, Any]:
-        """`choices[].logprobs` of completions for tokens of which the first is at place `first`. The prompt's come
-        before those of the answer, the very first has none. `offset` is the first one's, in characters."""
-        offsets, logprobs, tops, names = [], [], [], []
-        for at, token in enumerate(tokens, first):
-            ranked = _ranked(token, at - num_prompt_tokens, self.top)
-            known = at > 0 or num_prompt_tokens == 0
-            names.append(self._name(token))
-            logprobs.append(ranked[0][1] if known else None)
-            tops.append({self._name(each): logprob for each, logprob in ranked} if known else None)
-            offsets.append(offset)
-            offset += len(names[-1])
-        return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": names, "top_logprobs": tops}
-
-    def _chat_entry(self, token: bytes, logprob: float) -> dict[str, Any]:
-        return {"token": self._name(token), "logprob": logprob, "bytes": list(text_of(token).encode())}
-
-    def _name(self, token: bytes) -> str:
-        return f"token_id:{token_ids(token)[0]}" if self.as_ids else text_of(token)
+def chat_logprobs(pieces: Sequence[str], top: int, first: int = 0) -> dict[str, Any]:
+    """`choices[].logprobs` of chat for tokens of an answer, from place `first` on, with `top` tokens at each."""
+    content = []
+    for at, piece in enumerate(pieces, first):
+        ranked = _ranked(token_of(piece), at, top)
+        entry = _chat_entry(*ranked[0])
+        entry["top_logprobs"] = [_chat_entry(*each) for each in ranked[:top]]
+        content.append(entry)
+    return {"content": content}
 
 
-def chat_logprobs(body: dict[str, Any]) -> Logprobs | None:
-    """The wish of a chat body. Raises a 400."""
+def completion_logprobs(pieces: Sequence[str], top: int, first: int, offset: int) -> dict[str, Any]:
+    """The same of completions. `offset` is the first token's, in characters."""
+    told: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for at, piece in enumerate(pieces, first):
+        ranked = _ranked(token_of(piece), at, top)
+        told["text_offset"].append(offset)
+        told["token_logprobs"].append(ranked[0][1])
+        told["tokens"].append(text_of(ranked[0][0]))
+        told["top_logprobs"].append({text_of(each): logprob for each, logprob in ranked})
+        offset += len(told["tokens"][-1])
+    return told
+
+
+def wanted_of_chat(body: dict[str, Any]) -> int | None:
+    """How many tokens a chat body wants to see at each place; None if it wants no log probabilities. Raises a 400."""
     top, wanted = body.get("top_logprobs") or 0, body.get("logprobs")
     if top and not wanted:
         raise bad_request("top_logprobs need logprobs", "top_logprobs")
-    return Logprobs(top, bool(body.get("return_tokens_as_token_ids"))) if wanted else None
+    return top if wanted else None
 
 
-def completion_logprobs(body: dict[str, Any]) -> Logprobs | None:
-    """The wish of a completions body."""
-    top = body.get("logprobs")
-    return None if top is None else Logprobs(top, bool(body.get("return_tokens_as_token_ids")))
-
-
-def prompt_logprobs(tokens: Sequence[bytes], top: int) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs`: by token id, for each token of a prompt but the first."""
-    return [None] + [
-        {
-            str(token_ids(each)[0]): {"logprob": logprob, "rank": rank, "decoded_token": text_of(each)}
-            for rank, (each, logprob) in enumerate(_ranked(token, at - len(tokens), top), 1)
-        }
-        for at, token in enumerate(tokens[1:], 1)
-    ]
+def _chat_entry(token: bytes, logprob: float) -> dict[str, Any]:
+    text = text_of(token)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _ranked(token: bytes, place: int, count: int) -> _Ranked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import orjson
@@ -17,8 +17,8 @@ from gateway.simulator.call import Call, Dialect
 from gateway.simulator.chat_template import render_chat
 from gateway.simulator.engine import Generation
 from gateway.simulator.errors import bad_request
-from gateway.simulator.logprobs import Logprobs, chat_logprobs, completion_logprobs, prompt_logprobs
-from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, token_of, tokens_of
+from gateway.simulator.logprobs import chat_logprobs, completion_logprobs, wanted_of_chat
+from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, token_of
 from gateway.simulator.protocol import check_together
 from gateway.simulator.replica import SimReplica
 
@@ -30,7 +30,8 @@ class PlannedChat:
     model: str
     prompt: EnginePrompt
     answers: list[GeneratedAnswer]
-    logprobs: Logprobs | None
+    top_logprobs: int | None
+    """None: it wants no log probabilities."""
 
 
 def planned_chat(call: Call, body: dict[str, Any], max_tokens: int | None) -> PlannedChat:
@@ -38,11 +39,11 @@ def planned_chat(call: Call, body: dict[str, Any], max_tokens: int | None) -> Pl
     model, lora = call.replica.resolve_model(call.body.get("model"))
     check_together(body)
     function = forced_function(body)
-    logprobs = chat_logprobs(body)
+    top_logprobs = wanted_of_chat(body)
     prompt = chat_prompt(call.replica, body, lora)
     limit = call.replica.token_limit(prompt, max_tokens)
     answers = plan(body, [prompt], [limit], max_tokens is not None, function)
-    return PlannedChat(model, prompt, answers, logprobs)
+    return PlannedChat(model, prompt, answers, top_logprobs)
 
 
 async def chat_completions(call: Call) -> web.StreamResponse:
@@ -56,12 +57,9 @@ async def completions(call: Call) -> web.StreamResponse:
     model, lora = call.replica.resolve_model(body.get("model"))
     check_together(body)
     prompts = [text_prompt(each, lora, body.get("cache_salt")) for each in _prompt_list(body.get("prompt"))]
-    # Unlike chat, completions have a default in vLLM: 16 tokens. Where no text is wanted, one is generated and counted.
-    max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if _wants_text(body) else 1
+    max_tokens = body.get("max_tokens", DEFAULT_TOKENS)  # unlike chat, completions have a default in vLLM
     limits = [call.replica.token_limit(each, max_tokens) for each in prompts]
     answers = plan(body, prompts, limits, max_tokens is not None)
-    if not _wants_text(body):
-        answers = [replace(answer, shown=[""]) for answer in answers]
     prompt_of = [prompt for prompt in prompts for _ in range(len(answers) // len(prompts))]
     dialect = _Completions(call, model, prompt_of, answers)
     return await call.answer(call.generate(prompts, answers), dialect)
@@ -171,10 +169,6 @@ class _Answers(Dialect):
     def _ids(self, tokens: bytes) -> list[int] | None:
         return token_ids(tokens) if self._call.body.get("return_token_ids") else None
 
-    def _prompt_logprobs(self, prompt: EnginePrompt, default: int | None = None) -> list[Any] | None:
-        top = self._call.body.get("prompt_logprobs", default)
-        return None if top is None else prompt_logprobs(tokens_of(prompt.tokens), top)
-
 
 class _ChatAnswers(_Answers):
     _kinds = ("chatcmpl", "chat.completion", "chat.completion.chunk")
@@ -182,12 +176,11 @@ class _ChatAnswers(_Answers):
 
     def __init__(self, call: Call, chat: PlannedChat) -> None:
         super().__init__(call, chat.model, [chat.prompt] * len(chat.answers), chat.answers)
-        self._logprobs = chat.logprobs
+        self._top_logprobs = chat.top_logprobs
         self._opened = False
 
     def whole(self, generation: Generation) -> dict[str, Any]:
-        prompt = self._prompts[0]
-        told = {"prompt_logprobs": self._prompt_logprobs(prompt), "prompt_token_ids": self._ids(prompt.tokens)}
+        told = {"prompt_logprobs": None, "prompt_token_ids": self._ids(self._prompts[0].tokens)}
         return {**super().whole(generation), **told, "prompt_text": None}
 
     def _choice(self, index: int, answer: GeneratedAnswer) -> dict[str, Any]:
@@ -199,7 +192,7 @@ class _ChatAnswers(_Answers):
         else:
             function = {"name": answer.tool.name, "arguments": answer.text}
             message["tool_calls"] = [{"id": answer.tool.id, "type": "function", "function": function}]
-        logprobs = None if self._logprobs is None else self._logprobs.chat(answer.pieces)
+        logprobs = self._logprobs_of(answer.pieces)
         return {"index": index, "message": message, "logprobs": logprobs, **self._ending(answer)}
 
     def piece(self, choice: int, at: int) -> bytes:
@@ -210,11 +203,14 @@ class _ChatAnswers(_Answers):
         delta: dict[str, Any] = {"content": text} if text else {}
         if answer.tool is not None:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
-        logprobs = None if self._logprobs is None else self._logprobs.chat([piece], at)
+        logprobs = self._logprobs_of([piece], at)
         body = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         if at == len(answer.pieces) - 1:
             body |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
         return opening + self._chunk(body | {"token_ids": self._ids(token_of(piece))}, at + 1)
+
+    def _logprobs_of(self, pieces: Sequence[str], first: int = 0) -> dict[str, Any] | None:
+        return None if self._top_logprobs is None else chat_logprobs(pieces, self._top_logprobs, first)
 
     def _openings(self) -> list[bytes]:
         told = b',"prompt_token_ids":' + orjson.dumps(self._ids(self._prompts[0].tokens)) + b',"prompt_text":null'
@@ -232,62 +228,47 @@ class _ChatAnswers(_Answers):
 
 
 class _Completions(_Answers):
-    """With `echo`, the prompt comes before each answer."""
-
     _kinds = ("cmpl", "text_completion", "text_completion")
 
     def __init__(
         self, call: Call, model: str, prompts: Sequence[EnginePrompt], answers: Sequence[GeneratedAnswer]
     ) -> None:
         super().__init__(call, model, prompts, answers)
-        self._echo = bool(call.body.get("echo"))
-        self._logprobs = completion_logprobs(call.body)
+        self._top_logprobs: int | None = call.body.get("logprobs")
         self._offsets = [0] * len(answers)
         """How many characters of each choice's tokens were sent with log probabilities."""
 
     def _choice(self, index: int, answer: GeneratedAnswer) -> dict[str, Any]:
-        prompt = self._prompts[index]
         return {
             "index": index,
-            "text": prompt.text + answer.text if self._echo else answer.text,
+            "text": answer.text,
             "logprobs": self._logprobs_of(index, answer.pieces, 0),
             **self._ending(answer),
-            "prompt_logprobs": self._prompt_logprobs(prompt, self._call.body.get("logprobs") if self._echo else None),
-            "prompt_token_ids": self._ids(prompt.tokens),
+            "prompt_logprobs": None,
+            "prompt_token_ids": self._ids(self._prompts[index].tokens),
         }
 
     def piece(self, choice: int, at: int) -> bytes:
-        answer, prompt = self._answers[choice], self._prompts[choice]
+        answer = self._answers[choice]
         piece, is_last = answer.pieces[at], at == len(answer.pieces) - 1
         body = {
             "index": choice,
-            "text": prompt.text + answer.texts[at] if self._echo and at == 0 else answer.texts[at],
+            "text": answer.texts[at],
             "logprobs": self._logprobs_of(choice, [piece], at),
             "finish_reason": answer.finish_reason if is_last else None,
             "stop_reason": answer.stop_reason if is_last else None,
-            "prompt_token_ids": self._ids(prompt.tokens) if at == 0 else None,
+            "prompt_token_ids": self._ids(self._prompts[choice].tokens) if at == 0 else None,
             "token_ids": self._ids(token_of(piece)),
         }
         return self._chunk(body, at + 1)
 
     def _logprobs_of(self, choice: int, pieces: Sequence[str], at: int) -> dict[str, Any] | None:
-        """Of some tokens of the answer from the one at `at` on; with the first of them, of the prompt's."""
-        if self._logprobs is None:
+        """Of some tokens of the answer from the one at `at` on."""
+        if self._top_logprobs is None:
             return None
-        prompt = self._prompts[choice]
-        num_prompt_tokens = prompt.num_tokens if self._echo else 0
-        tokens = tokens_of(prompt.tokens) if self._echo and at == 0 else []
-        if _wants_text(self._call.body):
-            tokens += map(token_of, pieces)
-        first = 0 if at == 0 else num_prompt_tokens + at
-        told = self._logprobs.completion(tokens, num_prompt_tokens, first, self._offsets[choice])
+        told = completion_logprobs(pieces, self._top_logprobs, at, self._offsets[choice])
         self._offsets[choice] += sum(map(len, told["tokens"]))
         return told
-
-
-def _wants_text(body: dict[str, Any]) -> bool:
-    """With `echo`, a limit of 0 returns the prompt only."""
-    return not body.get("echo") or body.get("max_tokens") != 0
 
 
 def _prompt_list(prompt: Any) -> list[Any]:

@@ -117,11 +117,6 @@ def text_of(token: bytes) -> str:
     return "" if token == _IMAGE_TOKEN else token.rstrip(_PAD).decode(errors="replace")
 
 
-def tokens_of(tokens: bytes) -> list[bytes]:
-    """A sequence's tokens one by one."""
-    return [tokens[at : at + TOKEN_BYTES] for at in range(0, len(tokens), TOKEN_BYTES)]
-
-
 def token_ids(tokens: bytes | bytearray) -> list[int]:
     """The ids that /tokenize shows, and /v1/completions takes back."""
     ids = array("I")

@@ -118,14 +118,11 @@ class _OpenAi(_Sampled, total=False):
     max_tokens: int | None
     min_tokens: Annotated[int, Field(ge=0)]
     stream_options: _StreamOptions | None
-    echo: bool
-    prompt_logprobs: _Logprobs | None
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None
     bad_words: list[str]
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**63 - 1)] | None
     response_format: _ResponseFormat | None
     return_token_ids: bool | None
-    return_tokens_as_token_ids: bool | None
 
 
 class ChatRequest(_OpenAi, total=False):
@@ -267,5 +264,3 @@ def check_together(body: dict[str, Any]) -> None:
         raise bad_request(f"n must be 1 when using greedy sampling, got {body['n']}", "n")
     if body.get("stream_options") and not body.get("stream"):
         raise bad_request("stream_options need stream", "stream_options")
-    if body.get("prompt_logprobs") and body.get("stream"):
-        raise bad_request("prompt_logprobs are not available in a stream", "prompt_logprobs")

@@ -16,6 +16,7 @@ from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.call import Call, Dialect
 from gateway.simulator.engine import Generation
 from gateway.simulator.errors import RequestRefused, bad_request
+from gateway.simulator.logprobs import chat_logprobs
 from gateway.simulator.openai_api import PlannedChat, planned_chat
 from gateway.simulator.replica import SimReplica, StoredResponse
 
@@ -183,7 +184,7 @@ class _Response(Dialect):
     def __init__(self, call: Call, chat: PlannedChat, status: str) -> None:
         self.response = _response_object(call, chat.model, status)
         self._answers = chat.answers
-        self._logprobs = chat.logprobs
+        self._top_logprobs = chat.top_logprobs
         self._item = self._output_item("in_progress")
         self._sequence_number = 0
 
@@ -281,7 +282,9 @@ class _Response(Dialect):
 
     def _told(self, pieces: Sequence[str], first: int = 0) -> list[Any]:
         """The log probabilities of these tokens, if they are wanted."""
-        told: list[Any] = [] if self._logprobs is None else self._logprobs.chat(pieces, first)["content"]
+        if self._top_logprobs is None:
+            return []
+        told: list[Any] = chat_logprobs(pieces, self._top_logprobs, first)["content"]
         return told
 
     def _item_event(self, kind: str, fields: dict[str, Any]) -> bytes:

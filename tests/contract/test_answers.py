@@ -16,7 +16,7 @@ from tests.gateway.simulator.conftest import RunningReplica, StartReplica
 
 _CAPTURES = Path(__file__).parent.parent / "captures"
 _NOT_SIMULATED = {"usage", "system_fingerprint"}
-_BY_TOKEN = {"top_logprobs", "prompt_logprobs"}
+_BY_TOKEN = {"top_logprobs"}
 """Fields of completions whose objects have tokens as keys."""
 
 
