@@ -18,7 +18,7 @@ CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) + 2)
 SLOWEST := --durations=10 --durations-min=1
 # If ARGS has a path, it selects a few tests. One process runs them in seconds.
-SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(SLOWEST)) $(ARGS)
+SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) $(SLOWEST)) $(ARGS)
 # Some environments forbid Python to store compiled modules. The tests start hundreds of processes, and each would
 # compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE

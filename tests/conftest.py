@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
 
 from bench import cluster
-from tests import forked
+from tests import forked, workers
 from tests.leftovers import watch_this_run
 from tests.programs import missing
 
@@ -61,18 +60,25 @@ def group_of(file: str) -> str:
     return max((name for name in FIRST if file.startswith(name)), key=len, default=file)
 
 
-class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
-    """Sends all tests that share clusters to one worker, in order. It does the same for the tests of one file."""
+def worker_of(item: pytest.Item) -> str:
+    """Tests that have the same answer run on the same worker, in order: those that share clusters, and those of one
+    file."""
+    file = file_of(item.nodeid)
+    group = group_of(file)
+    return group if group in SHARED else file
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = file_of(nodeid)
-        group = group_of(file)
-        return group if group in SHARED else file
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    how = "run tests in so many processes; 0: in this one"
+    parser.getgroup("kvgate")._addoption("-n", "--numprocesses", type=int, default=0, metavar="N", help=how)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster:
-    return ByCluster(config, log)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    count = session.config.getoption("numprocesses")
+    if not count or session.testsfailed or session.config.getoption("collectonly"):
+        return None
+    workers.run_in_workers(session, count, worker_of)
+    return True
 
 
 def pytest_configure() -> None:

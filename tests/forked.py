@@ -64,7 +64,7 @@ _BOUND = (*_PYTHON, "-m", "gateway.ops.local.bound_process")
 _CONSTANTS = "TESTED_CONSTANTS"
 """The variable that tells a process which constants have other values."""
 _SOCKET = "KVGATE_FORK_SERVER"
-"""The variable that names the socket of the server, which xdist's workers share."""
+"""The variable that names the socket of the server."""
 _STATUS = struct.Struct("!i")
 _MAX_FDS = 16
 _server = ""
