@@ -10,11 +10,24 @@ INTERVAL_S = 0.02
 
 
 async def measure_loop_lag(*observers: Callable[[float], object]) -> None:
-    """Call the observers, again and again, with the seconds by which a timer came late."""
+    """Call the observers, again and again, with the seconds by which a timer came late. A timer that is set again costs
+    an idle gateway less than a task that sleeps."""
     loop = asyncio.get_running_loop()
-    while True:
+    timer: asyncio.TimerHandle
+
+    def begin() -> asyncio.TimerHandle:
         due_s = loop.time() + INTERVAL_S
-        await asyncio.sleep(INTERVAL_S)
+        return loop.call_at(due_s, end, due_s)
+
+    def end(due_s: float) -> None:
+        nonlocal timer
         late_s = max(0.0, loop.time() - due_s)
         for observe in observers:
             observe(late_s)
+        timer = begin()
+
+    timer = begin()
+    try:
+        await loop.create_future()
+    finally:
+        timer.cancel()
