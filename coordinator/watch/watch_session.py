@@ -332,6 +332,8 @@ class WatchSession:
 
     async def _answers(self, replies: Sequence[asyncio.Future[Any]], is_theirs: bool = False) -> list[Any]:
         """The replies, None for each that Redis refused. A refusal is noted unless it is about somebody else's keys."""
+        if not replies:
+            return []  # most ticks have nothing to look after
         found = await answered(asyncio.gather(*replies, return_exceptions=True), ANSWER_S)
         for each in found:
             if isinstance(each, StoreRefused):
