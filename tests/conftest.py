@@ -40,6 +40,16 @@ FIRST = (*SHARED, *APART, "tests/cluster/", "tests/gateway/ops/cli/")
 """These files run first, because they take longest."""
 
 
+SELDOM = {
+    "gateway.metrics.loop_lag.INTERVAL_S": 0.1,
+    "coordinator.redis.time_limit._FADES": 0.95,
+    "coordinator.watch.watch_session.SAMPLES_PER_S": 30,
+    "coordinator.watch.watch_session.TICK_S": 0.3,
+    "coordinator.watch.watcher.TICK_S": 0.3,
+}
+"""What gateways do many times a second while they have no requests. In hundreds of gateways that wait for a test to go
+on, it is much of what a test run computes."""
+
 ELSEWHERE = {
     "slow": "make test-slow",
     "older_redis": "make test-programs",
@@ -81,9 +91,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     watch_this_run()
     forked.use_it()
+    seldom = forked.constants(SELDOM)
+    seldom.__enter__()
+    config.add_cleanup(lambda: seldom.__exit__(None, None, None))
     of_others = cluster.command_of
     cluster.command_of = lambda pid: forked.command_of(pid) or of_others(pid)
 
