@@ -127,8 +127,10 @@ def _read_yaml(text: str) -> tuple[dict[Any, Any] | None, list[str]]:
     A key that is given twice is such a problem: YAML parsers silently keep the last one.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        problems = list(_duplicates(root, "", set())) if root else []
+        data = loader.construct_document(root) if root else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
@@ -136,11 +138,11 @@ def _read_yaml(text: str) -> tuple[dict[Any, Any] | None, list[str]]:
         return None, [f"{where}: is not YAML: {what}; check indentation and quotes"]
     except Exception as error:  # of texts that are no YAML, and of values of its types that do not exist
         return None, [f"file: is not YAML ({type(error).__name__})"]
-    if root is None or data is None:
+    if data is None:
         return {}, []
     if not isinstance(data, dict):
         return None, ["file: must be a mapping of field names to values, like 'port: 8080'"]
-    return data, list(_duplicates(root, "", set()))
+    return data, problems
 
 
 def _duplicates(node: yaml.Node, path: str, seen_nodes: set[int]) -> Iterator[str]:
