@@ -94,6 +94,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def pytest_configure(config: pytest.Config) -> None:
     watch_this_run()
     forked.use_it()
+    forked.read_version_once()
     seldom = forked.constants(SELDOM)
     seldom.__enter__()
     config.add_cleanup(lambda: seldom.__exit__(None, None, None))

@@ -37,6 +37,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import redis.utils
 import typer.main
 
 _PYTHON = (sys.executable, "-P")
@@ -220,12 +221,18 @@ def build_commands_once() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
 
 
+def read_version_once() -> None:
+    """redis-py looks its version up in files for each connection. That takes 2 ms."""
+    redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
+
+
 def _prepare() -> None:
     """Does what each process would do: imports, and builds commands, scripts and a gateway. What is built is thrown
     away; what the libraries remember of it, like compiled expressions, stays."""
     for name in (*_IMPORTED, *_modules()):
         importlib.import_module(name)
     build_commands_once()
+    read_version_once()
     _build_parameters(typer.main.get_command(sys.modules["gateway.ops.cli"].app))
     scripts = sys.modules["coordinator.scripts"]
     for name in scripts.NAMES:
