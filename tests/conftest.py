@@ -112,6 +112,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        forked.wait_for_it()
 
 
 @pytest.hookimpl(tryfirst=True)

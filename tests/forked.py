@@ -167,7 +167,7 @@ def _unset_by(command: list[Any]) -> tuple[set[str], list[Any]]:
 
 def use_it() -> None:
     """From now on, this process and those that it starts let one server fork their `kvgate` commands. The server ends
-    with the first of them."""
+    with the first of them. It takes a second to start: `wait_for_it`."""
     if _SOCKET not in os.environ:
         os.environ[_SOCKET] = _started()
     _ask(os.environ[_SOCKET])
@@ -177,15 +177,19 @@ def _started() -> str:
     folder = tempfile.TemporaryDirectory(prefix="kvgate-forked-")
     path = str(Path(folder.name) / "server")
     command = [sys.executable, "-P", __file__, path]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert server.stdout is not None
-    server.stdout.read(1)  # it listens
-    _kept.extend([server, folder])
+    _servers[subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)] = folder
     return path
 
 
-_kept: list[object] = []
-"""The server and its folder: its stdin ends, and the folder goes, when they are freed."""
+def wait_for_it() -> None:
+    """Returns when the server listens."""
+    for server in _servers:
+        assert server.stdout is not None
+        server.stdout.read(1)
+
+
+_servers: dict[subprocess.Popen[bytes], object] = {}
+"""The server that this process has started, and its folder: its stdin ends and the folder goes when they are freed."""
 
 
 def _ask(path: str) -> None:
