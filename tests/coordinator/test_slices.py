@@ -351,7 +351,11 @@ class Walk:
         assert truth <= self.within.limit
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4))]
+"""With the first two, each fault happens."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_whatever_happens_what_is_settled_and_held_is_what_was_spent_and_can_be(
     redis_server: RedisServer, client: redis.Redis, seed: int
 ) -> None:
