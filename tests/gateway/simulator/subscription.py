@@ -36,6 +36,12 @@ class Message:
         return decode(self.payload)
 
     @property
+    def rank(self) -> int:
+        """The data-parallel rank that published it."""
+        rank: int = msgspec.msgpack.decode(self.payload)[2]
+        return rank
+
+    @property
     def raw(self) -> list[Any]:
         """The batch's events as plain maps or arrays."""
         events: list[Any] = msgspec.msgpack.decode(self.payload)[1]

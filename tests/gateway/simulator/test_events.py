@@ -146,7 +146,7 @@ async def test_each_rank_publishes_its_own_cache_under_its_own_number(start_publ
     await replica.post("/v1/completions", {"model": "sim", "prompt": ids(1, 8)}, **{"X-data-parallel-rank": "1"})
     assert await subscription.new() == []
     await replica.post("/v1/completions", {"model": "sim", "prompt": ids(1, 8)}, **{"X-data-parallel-rank": "0"})
-    assert {message.batch.rank for message in await subscription.new()} == {0}
+    assert {message.rank for message in await subscription.new()} == {0}
 
 
 async def test_a_lora_adapter_is_named_and_enters_each_block(start_publishing: StartPublishing) -> None:
