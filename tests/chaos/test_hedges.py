@@ -19,11 +19,11 @@ from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
-# A prompt of about 600 tokens takes 60 ms, and each step of a slow replica two seconds.
-REPLICA_ARGUMENTS = ("--prefill-tokens-per-s", "10000", "--decode-s-per-token", "0.01")
+# A prompt of about 600 tokens takes 60 ms, and two seconds on a slow replica.
+REPLICA_ARGUMENTS = ("--prefill-tokens-per-s", "10000", "--decode-s-per-token", "0.04")
 PROMPT_TOKENS = 620
 """At most."""
-SLOWER = 200
+SLOWER = 40
 SHARE = 0.3
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": BUDGET_S * 1000},
@@ -46,7 +46,7 @@ class HedgeStage(Stage):
         return float(placed or 0), float(hedged or 0)
 
     async def streams(self, text: str, gateway: int = 0, **fields: Any) -> httpx.Response:
-        body = {"model": "sim", "max_tokens": 8, "stream": True, "messages": [{"role": "user", "content": text}]}
+        body = {"model": "sim", "max_tokens": 2, "stream": True, "messages": [{"role": "user", "content": text}]}
         answer = await self.http.post(self.urls[gateway] + CHAT, json={**body, **fields})
         assert answer.status_code == 200, answer.text
         assert answer.text.endswith("data: [DONE]\n\n")
@@ -162,8 +162,8 @@ async def test_all_gateways_hedge_no_more_than_their_share(stage: HedgeStage) ->
     before = await stage.metric_of_all("kvgate_hedged_tokens_total")
     await stage.earns()
     for replica in stage.cluster.replicas:
-        await stage.fail(replica, "slower", times=SLOWER / 10)
-    await asyncio.gather(*(stage.streams(stage.new_prompt(), number % 2) for number in range(12)))
+        await stage.fail(replica, "slower", times=SLOWER / 4)
+    await asyncio.gather(*(stage.streams(stage.new_prompt(), number % 2) for number in range(9)))
     hedged = await stage.metric_of_all("kvgate_hedged_tokens_total") - before
     placed, faded = await stage.allowance()
     assert 0 < faded <= hedged
