@@ -74,8 +74,8 @@ NOTHING = Used(0, 0)
 
 
 class Refusal(NamedTuple):
-    """A request may not even wait. `reason` is full, full_tenant or unreachable; of a second attempt no_room, later or
-    withheld."""
+    """A request may not even wait. `reason` is full, full_tenant or unreachable; of a second attempt it is no_replica,
+    no_room, later or withheld."""
 
     reason: str
     expected_ms: int
@@ -322,7 +322,7 @@ class Reservation:
     """Since when slices of its budgets hold what it can cost; 0: the store holds it for the request alone."""
 
 
-_REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable", b"no_room", b"later", b"withheld"})
+_REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable", b"no_replica", b"no_room", b"later", b"withheld"})
 
 
 def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | OverBudgets | str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import PREFIX, PoolKeys, pools_key
 from coordinator.known_pools import pool_names
+from coordinator.pool.hedged import slow_replicas
 from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.checks import RANDOM_PICKS, RedisEvidence, SampledKey
 from coordinator.redis.info import NOTHING_KNOWN, read_info
@@ -52,6 +53,8 @@ class PoolSnapshot:
     """When a heartbeat last found that Redis' clock had gone back, and by how many ms; zeros if none did."""
     drained_since_ms: dict[str, int] = field(default_factory=dict)
     """When somebody drained a replica, for those that are drained."""
+    slow: tuple[str, ...] = ()
+    """The replicas whose first bytes are late again and again."""
     unreadable: tuple[UnreadableRecords, ...] = ()
     """Those that gateways found, and those that are there now."""
 
@@ -114,12 +117,12 @@ class Survey:
     async def snapshot(self, pool: str) -> PoolSnapshot:
         """The pool as it is now. The connection must be the one that `for_pool` returns."""
         k = PoolKeys(pool, self._namespace)
-        hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.draining)
+        hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.draining, k.late)
         refused: dict[str, str] = {}
         now_ms, repaired, *flat = await self._together(
             [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
-        replicas, breakers, active, agents, engines, leases, gateways, draining = flat
+        replicas, breakers, active, agents, engines, leases, gateways, draining, late = flat
         state = surveyed_state(now_ms, replicas, breakers, agents, leases)
         tick = pairs(leases).get("tick", "")
         found = each(repaired, _unreadable).values()
@@ -130,6 +133,7 @@ class Survey:
             gateway_leases_ms=each(gateways, lambda _, text: int(text.split(" ")[1])),
             tick_ms=int(tick) if is_number(tick) else 0,
             drained_since_ms=_drained_since_ms(draining, state),
+            slow=tuple(slow_replicas(late, now_ms)),
             went_back=moment_of(pairs(leases), "went_back"),
             unreadable=(*found, *(UnreadableRecords(key.rpartition(":")[2], 1, now_ms, "-") for key in refused)),
         )

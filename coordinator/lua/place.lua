@@ -67,7 +67,7 @@
 --         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left, which of its accounts
 --         (from 1)}: of a limit of this account;
 --         {"over_budget", now_ms, what is spent of its budgets, backlog_tokens}: it may cost more than is left;
---         {"no_room" | "later" | "withheld", now_ms, 0}: of a second attempt, which is not made, or not yet
+--         {"no_replica" | "no_room" | "later" | "withheld", now_ms, 0}: of a second attempt, which is not made, or not yet
 -- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
 -- its prompt, {"blocked", account} if this account of its has too many requests in flight.
 

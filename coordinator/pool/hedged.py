@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from coordinator.registry import each
+
 
 class FirstBytes(NamedTuple):
     """How the first bytes of one replica came."""
@@ -24,3 +26,9 @@ async def tell(
     return {
         name.decode("utf-8", "replace"): is_slow == 1 for name, is_slow in zip(reply[::2], reply[1::2], strict=True)
     }
+
+
+def slow_replicas(late: Any, now_ms: int) -> list[str]:
+    """The replicas that count as slow, by the hash `late` (flat pairs)."""
+    until_ms = each(late, lambda _, record: int(record.split(" ")[3]))
+    return [replica for replica, ends_ms in until_ms.items() if ends_ms > now_ms]

@@ -250,8 +250,9 @@ class Metrics:
             "kvgate_hedges",
             "Streams whose first byte was late, by outcome: a second replica began first (won), or the first one did "
             "after all (lost), or the second one failed (failed). Or there was no second attempt: the allowance was "
-            "used up (withheld), no other replica had room (no_room), the server of the first one was silent (silent), "
-            "or Redis did not answer or a limit was reached (refused).",
+            "used up (withheld), no other replica was ready and not slow (no_replica), none had room or requests "
+            "waited for room (no_room), the server of the first one was silent (silent), or Redis did not answer or a "
+            "limit was reached (refused).",
             "outcome",
         )
 
@@ -305,6 +306,11 @@ class Metrics:
         self.replica_draining = self._gauge("kvgate_replica_draining", "1 while a replica is drained.", "replica")
         self.replica_asleep = self._gauge(
             "kvgate_replica_asleep", "1 while a replica's engine sleeps or is paused.", "replica"
+        )
+        self.replica_slow = self._gauge(
+            "kvgate_replica_slow",
+            "1 while the first bytes of a replica's streams are late again and again; placements count it as slower.",
+            "replica",
         )
         self.replica_active = self._gauge(
             "kvgate_replica_active_requests",

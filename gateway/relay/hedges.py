@@ -47,6 +47,8 @@ _ALONE = 2.0
 """A first byte that is late alone has so many times longer."""
 _LEAST_LATE_S = 0.25
 """Nobody gains by less."""
+_UNKNOWN, _UNKNOWN_LATE_S = 5.0, 1.0
+"""So many times what was predicted is late, and at least this, while a gateway does not know yet what is usual."""
 _BUSY_S = 2 * TICK_S
 """If a gateway sees so late that a first byte is due, it was busy itself. The byte may be there."""
 _AGAIN = 1.5
@@ -99,9 +101,10 @@ class Hedges:
         return Hedge(self, job, tries, waiting, lateness, due)
 
     def late_s(self, lateness: Lateness, predicted_s: float) -> float:
-        """After how long a first byte is late; 0: nobody knows yet."""
-        factor = self._settings.late_factor or lateness.usual
-        return max(_LEAST_LATE_S, factor * predicted_s) if factor else 0.0
+        """After how long a first byte is late."""
+        if factor := self._settings.late_factor or lateness.usual:
+            return max(_LEAST_LATE_S, factor * predicted_s)
+        return max(_UNKNOWN_LATE_S, _UNKNOWN * predicted_s)
 
     async def place(self, job: Job, tries: Tries, lateness: Lateness) -> Ticket:
         """Raises what Router.place_beside raises."""
@@ -126,7 +129,18 @@ class Hedges:
             for name, lateness in list(self._lateness.items()):
                 placed_tokens, first_bytes = lateness.take_told()
                 with suppress(StoreError):  # what it was not told allows nothing
-                    lateness.heard(await tell(self._store.pool(name).run, placed_tokens, first_bytes))
+                    self._heard(lateness, await tell(self._store.pool(name).run, placed_tokens, first_bytes))
+
+    def _heard(self, lateness: Lateness, lately: dict[str, bool]) -> None:
+        """Which replicas were late lately, and whether they are slow."""
+        for replica in set(lateness.lately).union(lately):
+            is_slow, was_slow = lately.get(replica, False), lateness.lately.get(replica, False)
+            self.metrics.replica_slow.labels(replica).set(is_slow)
+            if is_slow and not was_slow:
+                _log.warning("replica slow", replica=replica, hint="its first bytes are late; it gets fewer requests")
+            elif was_slow and not is_slow:
+                _log.info("replica not slow any more", replica=replica)
+        lateness.lately = lately
 
 
 class Hedge:
@@ -154,10 +168,8 @@ class Hedge:
         self.due_s = 0.0
 
     def __enter__(self) -> Hedge:
-        late_s = self._hedges.late_s(self._lateness, self._predicted_s)
-        if late_s:
-            self.due_s = time.monotonic() + late_s
-            self._hedges.deadlines.add(self)
+        self.due_s = time.monotonic() + self._hedges.late_s(self._lateness, self._predicted_s)
+        self._hedges.deadlines.add(self)
         return self
 
     def __exit__(
@@ -200,6 +212,7 @@ class Hedge:
                 self._second.give_back()
                 self._second = None
             if outcome not in ("", LATER):
+                self._first.late = outcome
                 self._hedges.metrics.hedges.inc(outcome)
 
     async def _place(self) -> str:
@@ -241,7 +254,7 @@ class Hedge:
         """The first attempt ends now, before another task runs."""
         replica, other, after_s = self._first.replica, second.ticket.replica, time.monotonic() - self._first.sent_s
         self._lateness.observe(replica, after_s / self._predicted_s, self._is_late)
-        second.ticket.hedged = replica
+        second.ticket.hedged, second.ticket.late = replica, "won"
         self._tries.second = second
         self._waiting.move(HEDGED)
         _log.info("a late stream began elsewhere", replica=replica, other=other, after_s=round(after_s, 3))

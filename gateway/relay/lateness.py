@@ -45,7 +45,7 @@ class Lateness:
         self._first_bytes: dict[str, FirstBytes] = {}
         self._late = set[str]()
         """The replicas whose last first byte was late."""
-        self._lately: Mapping[str, bool] = {}
+        self.lately: Mapping[str, bool] = {}
         """The replicas that were late lately, over all gateways, and whether they are slow."""
 
     def observe(self, replica: str, ratio: float, was_late: bool) -> None:
@@ -60,7 +60,7 @@ class Lateness:
 
     def is_late(self, replica: str) -> bool:
         """A first byte is late. Whether the one before was, too, or its replica is slow for all gateways."""
-        is_likely = replica in self._late or self._lately.get(replica, False)
+        is_likely = replica in self._late or self.lately.get(replica, False)
         self._count(replica, True)
         return is_likely
 
@@ -74,17 +74,13 @@ class Lateness:
 
     def slow(self) -> list[str]:
         """The replicas that are slow."""
-        return [replica for replica, is_slow in self._lately.items() if is_slow]
+        return [replica for replica, is_slow in self.lately.items() if is_slow]
 
     def take_told(self) -> tuple[int, dict[str, FirstBytes]]:
         """What Redis is told now: of replicas that are late."""
-        told = {name: each for name, each in self._first_bytes.items() if each.late or name in self._lately}
+        told = {name: each for name, each in self._first_bytes.items() if each.late or name in self.lately}
         placed_tokens, self.placed_tokens, self._first_bytes = self.placed_tokens, 0, {}
         return placed_tokens, told
-
-    def heard(self, lately: Mapping[str, bool]) -> None:
-        """What Redis has answered."""
-        self._lately = lately
 
     def _look(self) -> None:
         """One slow replica must not make late what is usual: so the slowest one does not count."""

@@ -13,7 +13,18 @@ from gateway.request.keyring import Caller
 from gateway.routing.ticket import Ticket
 
 _OF_PLACEMENT = (
-    *("replica", "policy", "why", "state", "matched_tokens", "passed_over_tokens", "waited_ms", "hedged", "costs"),
+    *(
+        "replica",
+        "policy",
+        "why",
+        "state",
+        "matched_tokens",
+        "passed_over_tokens",
+        "waited_ms",
+        "late",
+        "hedged",
+        "costs",
+    ),
 )
 _COST_FIELDS = (
     *("replica", "active_requests", "backlog_tokens", "matched_tokens"),
@@ -100,6 +111,7 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
         "matched_tokens": ticket.matched_tokens,
         "passed_over_tokens": ticket.placement.passed_over_tokens if ticket.placement is not None else None,
         "waited_ms": _ms(ticket.request.waited_s),
+        "late": ticket.late or None,
         "hedged": ticket.hedged or None,
         "costs": _costs(ticket),
     }

@@ -74,6 +74,8 @@ class Ticket:
     """Counts the tokens that have come of its stream."""
     hedged: str = field(default="", init=False)
     """The replica whose attempt was late, so that this one was made beside it, and began first."""
+    late: str = field(default="", init=False)
+    """What became of a second attempt, because this one was late: see kvgate_hedges_total. Empty if it was not late."""
     ended_choices: int = field(default=0, init=False)
     ended_choices_s: float = field(default=0.0, init=False)
     """The time that the ended choices took since the first token, in all."""

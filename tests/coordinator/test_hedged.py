@@ -67,7 +67,7 @@ async def test_a_second_attempt_leaves_no_trace_where_it_may_not_go(
         assert await refused(one, second("no_share", first, max_share=0.0)) == "withheld"
         everybody = second("everybody", first)
         everybody.tried = ["r0", "r1", "r2"]
-        assert await refused(one, everybody) == "no_room"
+        assert await refused(one, everybody) == "no_replica"
         for each in ("r0", "r1", "r2"):
             await client.hset(KEYS.breakers, each, "5 1 1")
         assert await refused(one, second("probe", first)) == "no_room"

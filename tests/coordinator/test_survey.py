@@ -124,13 +124,15 @@ async def test_a_snapshot_shows_agents_and_leases(
         assert snapshot.gateway_leases_ms["gw0"] > snapshot.state.now_ms
 
 
-async def test_a_snapshot_shows_the_drains_of_the_present_incarnations(
+async def test_a_snapshot_shows_slow_replicas_and_the_drains_of_the_present_incarnations(
     stream: Stream, pool: Pool, redis_server: RedisServer, client: redis.Redis
 ) -> None:
     await drain(pool.run, "r1")
     await client.hset(pool.keys.draining, mapping={"r0": "another-life 1", "r9": "gone 1", "r8": "unreadable"})
+    await client.hset(pool.keys.late, mapping={"r0": f"3 3 1 {10**14}", "r1": "3 3 1 1", "r8": "unreadable"})
     async with surveying(redis_server, client, READS) as survey:
         snapshot = await survey.snapshot("m")
+    assert snapshot.slow == ("r0",)
     assert snapshot.drained_since_ms.keys() == {"r1"}
     assert 0 <= snapshot.state.now_ms - snapshot.drained_since_ms["r1"] < 60_000
 

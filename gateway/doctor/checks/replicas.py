@@ -71,6 +71,12 @@ BREAKER_OPEN = FindingKind(
     "too many requests to it failed lately: gateways send it one request at a time, as a test",
     "its log and kvgate_retries_total, by reason, show how it fails; restart it if it keeps failing",
 )
+SLOW = FindingKind(
+    "replica-slow",
+    "warning",
+    "the first bytes of its streams are late again and again, so placements count it as four times slower",
+    "look at its GPU (clock, temperature, other processes) and its log: {url}",
+)
 DRAINED = FindingKind(
     "replica-drained",
     "warning",
@@ -201,6 +207,13 @@ def states(pool: PoolEvidence) -> Iterator[Result]:
             yield kind.seen(f"replica {record.replica}", what.format(record.url), url=record.url)
 
 
+def slow(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether a ready replica is slower than it was."""
+    for record in pool.records():
+        if record.state == "ready" and record.replica in pool.last.slow:
+            yield SLOW.seen(f"replica {record.replica}", f"gateways found that {record.url} is slow", url=record.url)
+
+
 def drained(pool: PoolEvidence) -> Iterator[Result]:
     """Whether a replica has been drained for long."""
     for replica, since_ms in pool.last.drained_since_ms.items() if pool.snapshots else ():
@@ -263,7 +276,7 @@ def serving(pool: PoolEvidence) -> Iterator[Result]:
         yield SERVING_DIFFERS.seen(pool.subject, f"max_model_len {differing}")
 
 
-CHECKS_OF_POOL = (states, drained, broken, watched, readable, versions, hashing, serving)
+CHECKS_OF_POOL = (states, slow, drained, broken, watched, readable, versions, hashing, serving)
 
 
 def registered(evidence: Evidence) -> Iterator[Result]:

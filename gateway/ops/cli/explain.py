@@ -24,6 +24,15 @@ _WHY = {
 }
 
 
+_NOT_HEDGED = {
+    "withheld": "the allowance was used up (hedge.max_share)",
+    "no_replica": "no other replica was ready and not slow",
+    "no_room": "no other replica had room, or requests waited for room",
+    "silent": "its server did not answer health checks",
+    "refused": "Redis did not answer, or a limit was reached",
+}
+
+
 def explain(
     request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The x-request-id of its answer.")],
     tenant: Annotated[
@@ -78,6 +87,8 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     for left in record.get("resumed") or ():
         ending = "the gateway sent its end" if left["how"] == "closed" else f"it went on elsewhere ({left['how']})"
         yield f"{left['replica']} broke its stream off ({left['why']}); {ending}"
+    if record.get("late") in _NOT_HEDGED:
+        yield f"its first byte was late, and there was no second attempt: {_NOT_HEDGED[record['late']]}"
     if record.get("hedged"):
         yield f"{record['hedged']} was late, so a second attempt was made, which began first"
     replica = record["replica"]

@@ -162,6 +162,7 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("replica-dead", with_state(replicas={"state": "dead"}), set()),
     ("replica-hangs", with_state(replicas={"state": "hung"}), set()),
     ("replica-asleep", with_state(replicas={"state": "asleep"}), set()),
+    ("replica-slow", with_snapshots(slow=("r1",)), set()),
     ("replica-drained", with_snapshots(drained_since_ms={"r1": NOW_MS - 3_700_000}), set()),
     ("breaker-open", with_state(open_until_ms=NOW_MS + 60_000), set()),
     ("no-gateway", with_snapshots(gateway_leases_ms={}), {"gateway-in-other-redis"}),

@@ -42,7 +42,7 @@ def test_redis_is_told_of_replicas_that_are_late_or_were_lately() -> None:
     lateness.observe("r1", 3.0, was_late=True)
     lateness.placed_tokens += 7
     assert lateness.take_told() == (7, {"r1": (1, 1)})
-    lateness.heard({"r0": True})
+    lateness.lately = {"r0": True}
     lateness.observe("r0", 1.0, was_late=False)
     assert lateness.take_told() == (0, {"r0": (0, 1)})
     assert lateness.slow() == ["r0"]
