@@ -31,7 +31,7 @@ from bench.options import counts, positive
 REPLICAS = 8
 TIMES_SLOWER = 5
 ARGUMENTS = ("--prefill-tokens-per-s", "10000", "--decode-s-per-token", "0.01")
-DOCUMENTS, DOCUMENT_WORDS, QUESTION_WORDS, ANSWER_TOKENS = 8, 1000, 700, 16
+DOCUMENTS, DOCUMENT_WORDS, QUESTION_WORDS, ANSWER_TOKENS = 8, 1000, 1500, 16
 CALM_S = 40.0
 _HEDGES = re.compile(r'^kvgate_hedges_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 _TOKENS = re.compile(r"^kvgate_hedged_tokens_total (\S+)$", re.MULTILINE)

@@ -45,7 +45,7 @@ LATER: Final = "later"
 """Of a second attempt that would not come earlier than the first one has waited."""
 _ALONE = 2.0
 """A first byte that is late alone has so many times longer."""
-_LEAST_LATE_S = 0.25
+_LEAST_LATE_S = 0.1
 """Nobody gains by less."""
 _UNKNOWN, _UNKNOWN_LATE_S = 5.0, 1.0
 """So many times what was predicted is late, and at least this, while a gateway does not know yet what is usual."""
