@@ -51,7 +51,7 @@ _UNKNOWN, _UNKNOWN_LATE_S = 5.0, 1.0
 """So many times what was predicted is late, and at least this, while a gateway does not know yet what is usual."""
 _BUSY_S = 2 * TICK_S
 """If a gateway sees so late that a first byte is due, it was busy itself. The byte may be there."""
-_AGAIN = 1.5
+_AGAIN = 1.25
 """Then it is thought of again after so many times that."""
 _TOLD_EACH_S = 1.0
 _log = structlog.get_logger("kvgate.hedges")
@@ -113,7 +113,7 @@ class Hedges:
         if member is not None and member.is_silent:
             raise NoRoom("silent", 0)  # the prompt may be what keeps its server busy
         waited_s = time.monotonic() - first.sent_s
-        most_tokens = tokens_until(waited_s / max(1.0, lateness.usual), _tokens_per_s(first))
+        most_tokens = tokens_until(waited_s / (lateness.usual or 1.0), _tokens_per_s(first))
         avoided = {*self.elsewhere.avoided(job, tries), *lateness.slow()}
         return await self.router.place_beside(job, first, [*avoided], self._settings.max_share, most_tokens)
 
