@@ -33,6 +33,8 @@ from coordinator.placement import Placement, Reservation, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.account_spending import OldBudgets, read_spent
 from coordinator.pool.engine_feedback import ask_reset, tell_measured
+from coordinator.pool.hedged import FirstBytes
+from coordinator.pool.hedged import tell as tell_of_first_bytes
 from coordinator.pool.object_owners import find, remember
 from coordinator.pool.pool import Pool
 from coordinator.pool.progress import read_progress, write_progress
@@ -114,6 +116,10 @@ async def live_a_little(pool: Pool) -> None:
         assert placed is not None
         pool.claims.withdraw(other, placed)
     assert await pool.explain(asked)
+    assert await tell_of_first_bytes(pool.run, 10**6, {"r0": FirstBytes(1, 1)}) == {"r0": False}
+    beside = request("beside", chain(5), room_share=1.0, hedge=(0.5, 10**6))
+    assert await pool.place(beside) is not None
+    pool.done("beside")
     pool.adopt(Reservation("b", "r0", "life1", 10, "-"))
     pool.reservations.count_adopted()
     pool.reassert()

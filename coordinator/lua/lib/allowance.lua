@@ -8,7 +8,7 @@
 
 -- Counts what was placed, and what is wanted (0: nothing). Whether that is allowed.
 local function allow(hedges_key, placed_tokens, wanted_tokens, max_share, now)
-  local FADES_MS, LIVES_MS = 60000, 600000
+  local FADES_MS, LIVES_S = 60000, 600
   local found = redis.pcall('HMGET', hedges_key, 'placed', 'hedged', 'at_ms')
   local faded = math.exp((math.min(now, sum_of(found[3])) - now) / FADES_MS)
   local placed, hedged = sum_of(found[1]) * faded + placed_tokens, sum_of(found[2]) * faded
@@ -18,6 +18,6 @@ local function allow(hedges_key, placed_tokens, wanted_tokens, max_share, now)
   end
   write('HSET', hedges_key, 'placed', string.format('%.3f', placed), 'hedged', string.format('%.3f', hedged),
     'at_ms', string.format('%d', now))
-  redis.call('PEXPIRE', hedges_key, LIVES_MS)
+  redis.call('EXPIRE', hedges_key, LIVES_S)
   return is_allowed
 end
