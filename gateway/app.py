@@ -212,7 +212,7 @@ class Gateway:
         self.hedges = Hedges(
             settings.hedge,
             store=self.store,
-            fleet=fleet,
+            moves=self.moves,
             router=self.router,
             elsewhere=self.elsewhere,
             outgoing=outgoing,

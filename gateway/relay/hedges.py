@@ -26,11 +26,10 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.beginnings import begins, begun
 from gateway.relay.elsewhere import Elsewhere
 from gateway.relay.lateness import Lateness, predicted_s, tokens_until
-from gateway.relay.moves import WaitingAttempt
+from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
 from gateway.relay.second import Second
 from gateway.relay.tries import Tries
-from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
 from gateway.request.reader import Job
 from gateway.routing.router import Router
@@ -65,7 +64,7 @@ class Hedges:
         settings: HedgeSettings,
         *,
         store: Store,
-        fleet: Fleet,
+        moves: Moves,
         router: Router,
         elsewhere: Elsewhere,
         outgoing: Outgoing,
@@ -78,7 +77,7 @@ class Hedges:
         self.router, self.elsewhere, self.outgoing, self.upstream = router, elsewhere, outgoing, upstream
         self.admission, self.metrics, self.tasks = admission, metrics, tasks
         self.deadlines = Deadlines()
-        self._store, self._fleet = store, fleet
+        self._store, self._moves = store, moves
         self._lateness: dict[str, Lateness] = {}
         """By pool."""
 
@@ -109,8 +108,7 @@ class Hedges:
     async def place(self, job: Job, tries: Tries, lateness: Lateness) -> Ticket:
         """Raises what Router.place_beside raises."""
         first = tries.ticket
-        member = self._fleet.members.get(first.replica)
-        if member is not None and member.is_silent:
+        if not await self._moves.answers(first.replica):
             raise NoRoom("silent", 0)  # the prompt may be what keeps its server busy
         waited_s = time.monotonic() - first.sent_s
         most_tokens = tokens_until(waited_s / (lateness.usual or 1.0), _tokens_per_s(first))

@@ -14,7 +14,11 @@ from bench.cluster import Cluster, SimReplica, running_cluster
 from coordinator.keys import PoolKeys
 from gateway.ops.cli.explain import reasons
 from tests.chaos.stage import BUDGET_S, Stage
-from tests.cluster.clients import CHAT
+from tests.chaos.test_dead_hosts import PATIENT, are
+from tests.chaos.test_long_prompts import BUSY_S, times_busy
+from tests.chaos.test_sleeping_replicas import READY
+from tests.cluster.clients import CHAT, ask
+from tests.cluster.gateways import another_gateway
 from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
@@ -169,3 +173,15 @@ async def test_all_gateways_hedge_no_more_than_their_share(stage: HedgeStage) ->
     assert 0 < faded <= hedged
     assert faded <= SHARE * placed
     assert await stage.outcomes("withheld") > 0
+
+
+async def test_a_prompt_that_keeps_servers_busy_gets_no_second_attempt(stage: HedgeStage) -> None:
+    """Else it would take a replica more than without second attempts: see test_long_prompts.py."""
+    await stage.earns()
+    before = await times_busy(stage)
+    async with another_gateway(stage.cluster, "patient", hedge=CONFIG["hedge"], **PATIENT) as gateway:
+        await stage.fail_everywhere("block", seconds=BUSY_S, over_bytes=len(text := stage.new_prompt()), count=-1)
+        refused = await ask(stage.http, gateway.url, text, stream=True)
+    assert refused.json()["error"]["code"] == "prompt_stalls_replicas"
+    assert await times_busy(stage) - before == 2
+    await eventually(lambda: are(stage, READY))
