@@ -238,7 +238,7 @@ class Attempts:
             self._keyring.refuse_revoked(job.caller)
         except ApiError:
             ticket.used = NOTHING
-            ticket.failed()
+            ticket.ended()
             raise
 
     async def _place(self, job: Job, tries: Tries) -> Ticket | None:
@@ -379,8 +379,7 @@ class Attempts:
         """However the attempt ended."""
         if ticket.shows_usage:
             self._fleet.learn_usage(ticket.replica, ticket.forces_usage)
-        if not ticket.is_computed:
-            ticket.failed()
+        ticket.ended()
 
     def _broke(self, job: Job, ticket: Ticket, answer: Answer | None, error: UpstreamError) -> Failure:
         """The failure of an attempt without an answer. Raises ApiError if no other replica could do better."""

@@ -29,5 +29,5 @@ class Second:
         """Nobody wants its answer."""
         self.end()
         self.ticket.used = NOTHING
-        self.ticket.failed()
+        self.ticket.ended()
         self.ticket.done()

@@ -4,12 +4,12 @@ A ticket is told what happens to its attempt, and updates the shared state. Ever
 
     computed      the engine has computed the prompt, so the claims that the placement wrote are true
     first_token   the first token is here: the prompt is computed, and its backlog is over
-    failed        the attempt ended without that: its claims are taken back
+    ended         the attempt is over: its claims are to be confirmed, or taken back if the prompt was not computed
     done          the load is given back
 
 Each method may be called more than once. In a gateway, every ending of an attempt goes through here (as in httpcore's
 connection pool, where every ending of a response reaches one `close`). Exceptions: `place` gives back the load of the
-attempt before; Pool undoes late replies; reap.lua gives back a dead gateway's load.
+attempt before, which is never `done` then; Pool undoes late replies; reap.lua gives back a dead gateway's load.
 """
 
 from __future__ import annotations
@@ -144,9 +144,15 @@ class Ticket:
         self.ended_choices += count
         self.ended_choices_s += count * (time.monotonic() - self.first_token_s)
 
-    def failed(self) -> None:
-        """The attempt is over. Unless the prompt was computed, its claims are taken back."""
-        if not self.is_computed and self.placement is not None:
+    def ended(self) -> None:
+        """The attempt is over. If the prompt was computed, and an agent watches the engine, its events must confirm the
+        claims. If it was not, they are taken back."""
+        if self.placement is None or self.is_over:
+            return
+        self.is_over = True
+        if self.is_computed:
+            self.pool.claims.confirm(self.request, self.placement, self.had_tokens)
+        else:
             self.pool.claims.withdraw(self.request, self.placement)
 
     @property
@@ -155,10 +161,7 @@ class Ticket:
         return self.tokens if self.used is not None and self.used is not NOTHING else None
 
     def done(self) -> None:
-        """The attempt holds no load any more. If an agent watches the engine, its events must confirm the claims."""
-        if self.is_computed and self.placement is not None and not self.is_over:
-            self.pool.claims.confirm(self.request, self.placement, self.had_tokens)
-        self.is_over = True
+        """The attempt holds no load any more."""
         used, limits, bill = self.used, self.request.limits, self.request.bill
         if used is not None and bill is not None and (tokens := self.billed) is not None:
             used = used._replace(cost_nanos=bill.price.cost_nanos(*tokens, bill.images))

@@ -212,6 +212,6 @@ def test_events_must_confirm_the_claims_of_a_request_that_is_over_but_not_what_t
     watched.observe(ended, Usage(300, 200))
     assert confirmed == []
     for _ in range(2):
-        ended.done()
-        broken.done()
+        ended.ended()
+        broken.ended()
     assert confirmed == [200]

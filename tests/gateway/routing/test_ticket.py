@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pytest
 import redis.asyncio as redis
 
+import coordinator.pool.claims
 from coordinator.pool.pool import Pool
 from gateway.routing.ticket import Ticket
 from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, owners, register, request
+from tests.coordinator.stream import followed
 from tests.redis_server import RedisServer, running_redis
 
-EVENTS = ("computed", "first_token", "failed", "done")
+EVENTS = ("computed", "first_token", "ended", "done")
 PROMPT = chain("a prompt", "of two keys")
 
 
@@ -49,7 +51,7 @@ async def claims(client: redis.Redis) -> list[bool]:
     return [bool(await owners(client, key)) for key in PROMPT]
 
 
-@pytest.mark.parametrize("told", [*itertools.permutations(EVENTS), ("failed", "failed", "done", "done"), ("done",)])
+@pytest.mark.parametrize("told", [*itertools.permutations(EVENTS), ("ended", "ended", "done", "done"), ("done",)])
 async def test_every_order_of_endings_gives_the_load_back_once_and_claims_unless_they_are_true(
     pool: Pool, client: redis.Redis, told: tuple[str, ...]
 ) -> None:
@@ -61,8 +63,8 @@ async def test_every_order_of_endings_gives_the_load_back_once_and_claims_unless
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {}
-    first = next((event for event in told if event in ("failed", "computed", "first_token")), "")
-    assert await claims(client) == 2 * [first != "failed"]
+    first = next((event for event in told if event in ("ended", "computed", "first_token")), "")
+    assert await claims(client) == 2 * [first != "ended"]
     other.done()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {}
@@ -73,7 +75,7 @@ async def test_an_attempt_that_computed_nothing_takes_its_claims_back_and_one_th
 ) -> None:
     failed = await placed(pool, "failed")
     assert await claims(client) == [True, True]
-    failed.failed()
+    failed.ended()
     failed.done()
     await drained(pool)
     assert await claims(client) == [False, False]
@@ -82,11 +84,25 @@ async def test_an_attempt_that_computed_nothing_takes_its_claims_back_and_one_th
     computed.first_token()
     await drained(pool)
     assert (await numbers(client, KEYS.active), await numbers(client, KEYS.backlog_tokens)) == ({"r0": 1}, {})
-    computed.failed()
+    computed.ended()
     computed.done()
     await drained(pool)
     assert await claims(client) == [True, True]
     assert await numbers(client, KEYS.active) == {}
+
+
+async def test_what_a_broken_stream_claimed_has_to_be_confirmed_although_the_next_placement_gives_its_load_back(
+    pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.pool.claims, "CONFIRM_S", 0.0)
+    await followed(client)
+    broken = await placed(pool, "broken")
+    broken.first_token()
+    broken.ended()
+    assert await pool.place(request("rest", PROMPT, pinned="r1", release="broken")) is not None
+    await pool.beat()
+    await drained(pool)
+    assert [set(await owners(client, key)) for key in PROMPT] == [{"r1"}, {"r1"}], "no event has told of r0"
 
 
 async def test_without_the_store_a_ticket_gives_back_what_it_counts_here() -> None:
