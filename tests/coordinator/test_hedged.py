@@ -11,10 +11,11 @@ from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.hedged import FirstBytes, tell
 from coordinator.pool.pool import Pool
 from tests.coordinator.queueing import ONE_EACH, asking, fill, queued, two_gateways
-from tests.coordinator.stage import KEYS, SPAN_TOKENS, beaten, drained
+from tests.coordinator.stage import KEYS, SPAN_TOKENS, beaten, drained, now_ms
 from tests.redis_server import RedisServer
 
 MUCH = 10**6
+HOUR_MS = 3_600_000
 KNOBS = PolicyKnobs(max_active_requests=2)
 TOKENS = SPAN_TOKENS
 """Of a prompt."""
@@ -103,6 +104,17 @@ async def test_a_replica_that_is_late_at_several_gateways_counts_as_slow_for_all
         first = await placed(gateways[0], asking("first", KNOBS))
         assert first.replica != "r0"
         assert (await tell(gateways[0].run, 0, {"r0": on_time}))["r0"], "for a while"
+
+
+async def test_after_redis_clock_went_back_a_replica_counts_as_slow_no_longer_than_if_it_were_late_now(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        now = await now_ms(client)
+        await client.hset(KEYS.late, "r0", f"3.000 3.000 {now + HOUR_MS} {now + HOUR_MS}")
+        assert await tell(one.run, 0, {"r0": FirstBytes(0, 9)}) == {"r0": True}
+        until_ms = int((await client.hget(KEYS.late, "r0")).split(" ")[3])
+        assert until_ms < now + HOUR_MS / 60
 
 
 async def test_whatever_the_key_holds_a_second_attempt_is_refused_or_made(

@@ -18,7 +18,7 @@ local function note_late(late_key, first_bytes, now)
     local late, all, at_ms, until_ms = string.match(record, '^(%S+) (%S+) (%d+) (%d+)$')
     local faded = math.exp((math.min(now, sum_of(at_ms)) - now) / FADES_MS)
     local more = told[replica] or { 0, 0 }
-    late, all, until_ms = sum_of(late) * faded + more[1], sum_of(all) * faded + more[2], sum_of(until_ms)
+    late, all, until_ms = sum_of(late) * faded + more[1], sum_of(all) * faded + more[2], math.min(sum_of(until_ms), now + SLOW_MS)
     local least = until_ms > now - AGAIN_MS and 1 or LEAST_LATE -- most likely it is slow still
     if late >= least and late >= SLOW_SHARE * all then
       until_ms = now + SLOW_MS
