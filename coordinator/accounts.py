@@ -47,10 +47,10 @@ class Limits:
     output_tokens: int = 0
     most_tokens: int = 0
 
-    def text(self, has_waited: bool, is_counted: bool) -> str:
-        """As `place` takes it. A request that has waited was let in before, and one that is counted pays no second
+    def text(self, is_admitted: bool, is_counted: bool) -> str:
+        """As `place` takes it. A request that is admitted was let in before, and one that is counted pays no second
         time."""
-        text = f"{self.output_tokens} {int(has_waited or is_counted)}"
+        text = f"{self.output_tokens} {int(is_admitted)}"
         for account, concurrency, requests_per_min, tokens_per_min in self.accounts:
             text += f" / {account} {concurrency} {0 if is_counted else requests_per_min} {tokens_per_min}"
         return text

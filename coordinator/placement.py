@@ -200,6 +200,11 @@ class PlaceRequest:
         requests = 0 if self.is_counted else requests
         return Budget(limits.accounts, uncached_tokens + limits.output_tokens, requests)
 
+    @property
+    def _is_admitted(self) -> bool:
+        """Whether its limits have let it in before. They let in a second attempt for itself."""
+        return self.waited_s > 0 or (self.is_counted and self.hedge is None)
+
     def _line(self) -> str:
         if self.hedge is not None:
             return "hedge {:g} {}".format(*self.hedge)
@@ -232,7 +237,7 @@ class PlaceRequest:
             may_report=self.may_report,
             room_share=self.room_share,
             line=self._line(),
-            limits=self.limits.text(self.waited_s > 0, self.is_counted) if self.limits else "",
+            limits=self.limits.text(self._is_admitted, self.is_counted) if self.limits else "",
             bill=self.bill.text if self.bill else "",
             covered=self.covered_ms > 0,
             keys=self.keys,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.errors import NoRoom
-from coordinator.placement import Placement, PlaceRequest
+from coordinator.accounts import AccountLimits, Limits
+from coordinator.errors import NoRoom, OverLimit
+from coordinator.placement import NOTHING, Placement, PlaceRequest
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.hedged import FirstBytes, tell
 from coordinator.pool.pool import Pool
@@ -89,6 +90,26 @@ async def test_nobody_gets_a_second_attempt_without_room_or_while_requests_wait(
         task = await queued(client, other, asking("waits"))
         assert await refused(one, second("overtakes", first)) == "no_room", "although there is room for a second one"
         task.cancel()
+
+
+async def test_a_second_attempt_has_to_fit_into_the_limits_but_is_no_second_request(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await tell(one.run, MUCH, {})
+        first = await placed(one, asking("first", KNOBS))
+        for name, fits in (("fits", True), ("fits not", False)):
+            beside = second(name, first)
+            beside.limits = Limits((AccountLimits("t", 0, 1, 2 * TOKENS),), 2 * TOKENS)
+            beside.has_counted()
+            if fits:
+                assert await placed(one, beside)
+            else:
+                with pytest.raises(OverLimit):
+                    await other.place(beside)
+        one.done("fits", NOTHING)
+        await drained(one)
+        assert [name for name in await client.hkeys(KEYS.tenants) if name.startswith("requests")] == []
 
 
 async def test_a_replica_that_is_late_at_several_gateways_counts_as_slow_for_all(
