@@ -151,7 +151,10 @@ class PastDecisions:
             raise store_away(error) from None
         found = sorted(_unpacked(texts), key=lambda record: str(record.get("time")), reverse=True)
         if not found:
-            message = "No decision on a request of this id is kept: it is too long ago, or your tenant sent none."
+            message = (
+                "No decision on a request of this id is kept: it is too long ago, it has only just ended (ask again in "
+                "a second), or your tenant sent none."
+            )
             raise ApiError(404, "decision_not_found", message, "request_id")
         if not caller.sees_decisions:
             found = [{name: told for name, told in each.items() if name not in _OF_OTHERS} for each in found]

@@ -131,9 +131,9 @@ def test_attempts_that_failed_before_are_told(stage: Stage) -> None:
 def test_kvgate_explain_tells_it_in_words(stage: Stage) -> None:
     request_id = fresh("explained")
     send(stage, request_id, 0)
-    (record,) = kept(stage, request_id)
     words = [sys.executable, "-P", "-m", "gateway.ops.cli", "explain", request_id, "--gateway", stage.gateways[1]]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout  # its record comes within a second
+    (record,) = kept(stage, request_id)
     assert f"went to {record['replica']} (cold): the policy chose it" in told
     assert "at gw0: POST /v1/chat/completions was answered 200" in told
     assert json.loads(subprocess.run([*words, "--json"], capture_output=True, check=True).stdout)["decisions"] == [

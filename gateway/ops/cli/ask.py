@@ -19,6 +19,10 @@ class NoAnswer(CommandError):
     """The gateway cannot be reached, or cannot answer now."""
 
 
+class NotFound(CommandError):
+    """The gateway has answered that it does not have this."""
+
+
 def gateway_url(gateway: str | None, state_dir: Path) -> str:
     """The gateway to ask: the one that was named, else one of the cluster in the state directory."""
     if gateway:
@@ -97,6 +101,6 @@ def document_of(response: httpx.Response) -> dict[str, Any]:
             message = message.replace(path, command)
         key = {401: "a key", 403: "an admin key"}.get(status)
         fix = f" Give {key} by --api-key or KVGATE_API_KEY." if key else ""
-        kind = NoAnswer if status >= 500 else CommandError
+        kind = NoAnswer if status >= 500 else NotFound if status == 404 else CommandError
         raise kind(f"the gateway refused ({status}): {message}{fix}")
     return document

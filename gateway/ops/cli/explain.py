@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import typer
 
-from gateway.ops.cli.ask import ask, gateway_url
+from gateway.ops.cli.ask import NotFound, ask, gateway_url
 from gateway.ops.cli.options import DEFAULT_STATE_DIR, ApiKey, AsJson, Gateway, StateDir
 
 _WHY = {
@@ -22,6 +23,9 @@ _WHY = {
     "last_resort": "no replica was healthy",
     "fallback": "Redis did not place it: the gateway chose by hashing",
 }
+_Found = TypeVar("_Found")
+_AGAIN_S, _MOST_ROUNDS = 0.25, 9
+"""Gateways send records once a second. So a request that ended just now is asked for again, for 2 s."""
 
 
 _NOT_HEDGED = {
@@ -58,7 +62,7 @@ def explain(
         raise typer.BadParameter("it is empty", param_hint="REQUEST_ID")
     query = f"?tenant={quote(tenant, safe='')}" if tenant is not None else ""
     url = f"{gateway_url(gateway, state_dir)}/v1/decisions/{quote(request_id, safe='')}{query}"
-    answer = ask("GET", url, api_key, "decisions")
+    answer = found_soon(lambda: ask("GET", url, api_key, "decisions"))
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
@@ -70,6 +74,17 @@ def explain(
         if costs := record.get("costs"):
             typer.echo("\nwhat each replica would have cost, in tokens")
             print_costs(costs)
+
+
+def found_soon(look: Callable[[], _Found], wait: Callable[[float], object] | None = None) -> _Found:
+    """What `look` finds now, or a little later. Raises its NotFound if it finds nothing by then."""
+    wait = wait or threading.Event().wait
+    for _ in range(_MOST_ROUNDS - 1):
+        try:
+            return look()
+        except NotFound:
+            wait(_AGAIN_S)
+    return look()
 
 
 def reasons(record: dict[str, Any]) -> Iterator[str]:
