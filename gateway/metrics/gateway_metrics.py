@@ -240,9 +240,9 @@ class Metrics:
         )
         self.resumptions = self._counter(
             "kvgate_stream_resumptions",
-            "Streams that broke after their first byte, by outcome: the rest comes from another replica, by token ids "
-            "(exact) or by text; only the end was missing (closed); or the stream ended with an error event (none). "
-            "The reason is why it broke, or why it could not go on.",
+            "Answers that broke after their first byte, by outcome: another replica has begun the rest, by token ids "
+            "(exact) or by text; only the end was missing (closed); or none: the answer ended with an error, or its "
+            "client left before. The reason is why it broke; of none, why it did not go on.",
             "outcome reason",
         )
 

@@ -127,6 +127,7 @@ class Attempts:
             raise
         finally:
             held.let_go()
+            self._resumptions.settle(reply, "none", "its request ended", "ended")
             if reply.tickets:
                 self._charge(job, reply.tickets[-1], tries)
             tries.done()
@@ -155,21 +156,21 @@ class Attempts:
         except ApiError as error:
             if tries.seam is None or tries.seam.times == 0:
                 raise
-            raise self._broken(error.code, "no other replica could") from error
+            why_not = f"no other replica could: {error.code}"
+            self._resumptions.settle(reply, "none", why_not, error.code)
+            raise self._broken(reply.resumed[-1]["why"], why_not) from error
 
     async def _goes_on(self, job: Job, tries: Tries, reply: Reply, broken: StreamBroken) -> Job | None:
         """The request for the rest of a stream. None if only its end is missing, which is sent. Raises ApiError."""
+        why = broken.reason.partition(":")[0]
+        reply.broke_off(tries.ticket.replica, why)
         try:
-            why, replica = broken.reason.partition(":")[0], tries.ticket.replica
-            rest = await self._resumptions.next(job, tries, why)
+            rest = await self._resumptions.next(job, tries, reply)
         except NotResumable as error:
             raise self._broken(broken.reason, f"not resumable: {error.reason}") from broken
-        if tries.seam is not None:
-            how = tries.seam.how if rest is not None else "closed"
-            reply.resumed.append({"replica": replica, "why": why, "how": how})
-            reply.trace.failed(why)
-            if rest is None:
-                reply.end(tries.seam.close())
+        reply.trace.failed(why)
+        if rest is None and tries.seam is not None:
+            reply.end(tries.seam.close())
         return rest
 
     def _broken(self, reason: str, why: str) -> ApiError:
@@ -401,6 +402,8 @@ class Attempts:
         if tries.seam is not None and not streamed:
             tries.seam.why_lost = "refused"  # by all replicas alike
             raise StreamBroken(f"status_{answer.status}", by_replica=False)
+        if tries.seam is not None:
+            self._resumptions.settle(reply, tries.seam.how)
         is_served, ticket = answer.status < 400, tries.ticket
         if is_served and not streamed and job.endpoint.computes_prompt:
             ticket.computed()

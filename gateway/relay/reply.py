@@ -93,7 +93,8 @@ class Reply:
         self.tickets: Sequence[Ticket] = ()
         """Its attempts so far."""
         self.resumed: list[dict[str, str]] = []
-        """The replicas that broke its stream off: `replica`, `why`, and `how` it went on elsewhere."""
+        """The replicas that broke the answer off: `replica`, `why`, `how` it went on elsewhere (`none`: it did not),
+        and then `why_not`. `how` is missing while nobody knows."""
         self.usage: Usage | None = None
         """What the engine told of the answer, at its end."""
         self.cached_tokens: int | None = None
@@ -122,6 +123,11 @@ class Reply:
                 (b"x-kvgate-next-boundary-tokens", str(ticket.boundary_tokens).encode()),
                 (b"x-kvgate-decision", ticket.decision.encode()),
             ]
+
+    def broke_off(self, replica: str, why: str) -> None:
+        """Notes that a replica broke the answer off, unless that was for the rest, of which nothing had come."""
+        if not self.resumed or "how" in self.resumed[-1]:
+            self.resumed.append({"replica": replica, "why": why})
 
     @property
     def task(self) -> asyncio.Task[None]:

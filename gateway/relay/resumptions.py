@@ -20,6 +20,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.continuation import CHAT, Asked, Continuation, continuation, read
 from gateway.relay.grammars import grammar_of
 from gateway.relay.progress import NotResumable
+from gateway.relay.reply import Reply
 from gateway.relay.seam import Seam
 from gateway.relay.sent import Sent
 from gateway.relay.text_tokens import TextTokens
@@ -42,6 +43,8 @@ _NOT = frozenset(
         *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "place"),
         *("diverged", "restarted", "error_event", "max_tokens", "refused", "usage"),
         *("text_tokens", "ending", "tools", "tool_use", "thinking", "store", "background"),
+        *("no_replica", "replica_unreachable", "prompt_stalls_replicas", "deadline_unreachable", "queue_full"),
+        *("rate_limited", "limit_exceeded", "invalid_api_key", "ended"),
     }
 )
 """The reasons that metrics tell apart: fields have any name that clients give them."""
@@ -71,22 +74,34 @@ class Resumptions:
         if tries.seam is None and not job.not_resumed and self._settings.enabled:
             tries.sent = Sent(self._admission, self._settings.max_tokens)
 
-    async def next(self, job: Job, tries: Tries, why: str) -> Job | None:
+    async def next(self, job: Job, tries: Tries, reply: Reply) -> Job | None:
         """The request for the rest of a stream of `job` that broke, or broke again. None if only its end is missing.
         It comes when the stream may go on. Raises NotResumable."""
         try:
             found = await self._next(job, tries)
         except NotResumable as error:
-            self._metrics.resumptions.inc("none", error.reason if error.reason in _NOT else "field")
+            self.settle(reply, "none", f"not resumable: {error.reason}", error.reason)
             raise
-        outcome = "closed" if found is None else "exact" if found.is_exact else "text"
-        self._metrics.resumptions.inc(outcome, why if why in _BROKE else "other")
-        _log.info("a stream goes on elsewhere", request_id=job.id, replica=tries.ticket.replica, why=why, how=outcome)
         if found is None or tries.seam is None:
+            self.settle(reply, "closed")
             return None
         tries.seam.goes_on(found)
         tries.go_on()
         return _rest_of(job, found)
+
+    def settle(self, reply: Reply, how: str, why_not: str = "", reason: str = "") -> None:
+        """Counts how a stream that broke goes on, and notes it in its record: once for each break, and not before
+        another replica has begun the rest. `why_not` tells in words, and `reason` in one, why it does not. Does nothing
+        if this is known already."""
+        if not reply.resumed or "how" in (last := reply.resumed[-1]):
+            return
+        last["how"] = how
+        if why_not:
+            last["why_not"] = why_not
+            self._metrics.resumptions.inc(how, reason if reason in _NOT else "field")
+            return
+        self._metrics.resumptions.inc(how, last["why"] if last["why"] in _BROKE else "other")
+        _log.info("a stream goes on elsewhere", request_id=reply.request_id, **last)
 
     async def _turn(self, tries: Tries) -> None:
         """Waits until this stream may go on: not long, unless a large part of its pool died. Without the store, not at

@@ -145,6 +145,12 @@ async def test_a_stream_that_cannot_go_on_says_why(stage: Stage, fields: dict[st
     error = last_event(answer.text)["error"]
     assert error["code"] == "stream_broken"
     assert f"(not resumable: {why})" in error["message"]
+    (record,) = await records_of(stage, answer.headers["x-request-id"])
+    [left] = record["resumed"]
+    why_not = f"not resumable: {why}"
+    assert left == {"replica": record["replica"], "why": "reset", "how": "none", "why_not": why_not}
+    told = f"began at {left['replica']}, which broke it off (reset); it did not go on ({why_not})"
+    assert told in list(reasons(record))
     label = why if why != "some_new_field" else "field"
     assert await stage.metric(stage.urls[0], "kvgate_stream_resumptions_total", outcome="none", reason=label) >= 1
 
@@ -152,16 +158,21 @@ async def test_a_stream_that_cannot_go_on_says_why(stage: Stage, fields: dict[st
 async def test_a_client_that_leaves_while_its_stream_moves_leaves_no_load(stage: Stage) -> None:
     text, owner = await stage.warm_prompt()
     others = [replica for replica in stage.cluster.replicas if replica is not owner]
-    await asyncio.gather(*(stage.fail(replica, "hang", count=-1) for replica in others))
+    await asyncio.gather(*(stage.fail(replica, "hang") for replica in others))
+
+    async def is_asked() -> bool:
+        return any([not (await stage.replica_state(replica))["failing"] for replica in others])
+
+    async def not_gone_on() -> float:
+        return await stage.metric(stage.urls[0], "kvgate_stream_resumptions_total", outcome="none", reason="ended")
+
+    before = await not_gone_on()
     async with held_stream(stage.http, stage.urls[0], text, 60) as begun:
         owner.kill()
-        await eventually(lambda: moved(stage))
+        await eventually(is_asked)
         await begun.hang_up()
     await eventually(stage.all_load_is_given_back)
-
-
-async def moved(stage: Stage) -> bool:
-    return await stage.metric(stage.urls[0], "kvgate_stream_resumptions_total", outcome="exact", reason="reset") >= 1
+    assert await not_gone_on() == before + 1
 
 
 async def test_the_openai_sdk_reads_a_stream_that_went_on(stage: Stage) -> None:
@@ -204,13 +215,35 @@ async def test_afterwards_anybody_can_see_that_a_stream_went_on(stage: Stage) ->
     _, owner = await unbroken(stage, CHAT, body)
     await stage.fail(owner, "cut", after_tokens=9)
     answer = await stage.http.post(stage.urls[0] + CHAT, json=body)
-    told_later = f"{stage.urls[1]}/v1/decisions/{answer.headers['x-request-id']}"
-    await eventually(lambda: is_known(stage, told_later))
-    (record,) = (await stage.http.get(told_later)).json()["decisions"]
+    (record,) = await records_of(stage, answer.headers["x-request-id"])
     assert record["resumed"] == [{"replica": owner.id, "why": "reset", "how": "exact"}]
     assert (record["replica"] != owner.id, record["output_tokens"]) == (True, TOKENS)
-    assert any(f"{owner.id} broke its stream off (reset)" in line for line in reasons(record))
+    told_words = f"began at {owner.id}, which broke it off (reset); went on at {record['replica']} (exact)"
+    assert told_words in list(reasons(record))
 
 
-async def is_known(stage: Stage, url: str) -> bool:
-    return (await stage.http.get(url)).status_code == 200
+async def test_a_stream_that_no_other_replica_takes_is_told_not_to_have_gone_on(stage: Stage) -> None:
+    text, owner = await stage.warm_prompt()
+    others = [replica for replica in stage.cluster.replicas if replica is not owner]
+    await asyncio.gather(*(stage.fail(replica, "error", count=-1, status=503) for replica in others))
+    gone_on = await stage.metric_of_all("kvgate_stream_resumptions_total", outcome="exact")
+    async with held_stream(stage.http, stage.urls[0], text, 60, temperature=0) as begun:
+        owner.kill()
+        error = last_event(await begun.rest())["error"]
+    assert "did not go on (no other replica could: replica_unreachable)" in error["message"]
+    assert await stage.metric_of_all("kvgate_stream_resumptions_total", outcome="exact") == gone_on
+    (record,) = await records_of(stage, begun.request_id)
+    [left] = record["resumed"]
+    assert (left["replica"], left["why"], left["how"]) == (owner.id, "reset", "none")
+    told_words = f"began at {owner.id}, which broke it off (reset); it did not go on (no other replica could: "
+    assert any(line.startswith(told_words) for line in reasons(record))
+
+
+async def records_of(stage: Stage, request_id: str) -> list[dict[str, Any]]:
+    """What another gateway tells of this request, as soon as it is known."""
+
+    async def told_later() -> list[dict[str, Any]]:
+        found = await stage.http.get(f"{stage.urls[1]}/v1/decisions/{request_id}")
+        return list(found.json()["decisions"]) if found.status_code == 200 else []
+
+    return await eventually(told_later)

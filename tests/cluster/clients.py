@@ -62,6 +62,7 @@ class HeldStream:
     def __init__(self, response: httpx.Response, text: AsyncIterator[str], first: str) -> None:
         self.replica = response.headers["x-kvgate-replica"]
         self.decision = response.headers["x-kvgate-decision"]
+        self.request_id = response.headers["x-request-id"]
         self.text = first
         self._response = response
         self._text = text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
@@ -99,9 +99,7 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
         yield _over_budget(record["over_budget"])
     for failed in record.get("failed") or ():
         yield f"tried {failed['replica']}, which failed: {failed['why']}"
-    for left in record.get("resumed") or ():
-        ending = "the gateway sent its end" if left["how"] == "closed" else f"it went on elsewhere ({left['how']})"
-        yield f"{left['replica']} broke its stream off ({left['why']}); {ending}"
+    yield from _breaks(record.get("resumed") or (), record["replica"])
     if record.get("late") in _NOT_HEDGED:
         yield f"its first byte was late, and there was no second attempt: {_NOT_HEDGED[record['late']]}"
     if record.get("hedged"):
@@ -110,7 +108,8 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     if replica is None:
         yield "went to no replica"
         return
-    yield f"went to {replica} ({record['why']}): {_WHY.get(record['why'], 'see docs/endpoints.md')}"
+    went = "the rest went" if any(each["how"] in ("exact", "text") for each in record.get("resumed") or ()) else "went"
+    yield f"{went} to {replica} ({record['why']}): {_WHY.get(record['why'], 'see docs/endpoints.md')}"
     cached = "" if record["cached_tokens"] is None else f"; the engine had {_tokens(record['cached_tokens'])} cached"
     yield f"it was expected to hold {_tokens(record['matched_tokens'])} of the prompt{cached}"
     if record.get("passed_over_tokens"):
@@ -118,6 +117,20 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     yield from _compared(record.get("costs") or [], replica)
     first = "" if record["first_byte_ms"] is None else f", first byte after {record['first_byte_ms']:.0f} ms"
     yield f"waited {record['waited_ms']:.0f} ms for room{first}, ended after {record['duration_ms']:.0f} ms"
+
+
+def _breaks(breaks: Sequence[dict[str, Any]], last_replica: str | None) -> Iterator[str]:
+    """How an answer went on each time that a replica broke it off."""
+    later = [*(each["replica"] for each in breaks), last_replica][1:]
+    for number, (left, following) in enumerate(zip(breaks, later, strict=True)):
+        broke = f"broke it off ({left['why']})"
+        begun = f"{left['replica']} {broke}" if number else f"began at {left['replica']}, which {broke}"
+        if left["how"] == "none":
+            yield f"{begun}; it did not go on ({left['why_not']})"
+        elif left["how"] == "closed":
+            yield f"{begun}; the gateway sent its end"
+        else:
+            yield f"{begun}; went on at {following} ({left['how']})"
 
 
 def _over_budget(told: dict[str, Any]) -> str:

@@ -133,6 +133,9 @@ async def test_a_rest_that_nobody_gives_leaves_a_broken_stream_that_is_paid_for(
     text = await answered(pair, BROKEN, refusal, *([refusal] if status == 503 else []))
     assert orjson.loads(text.split("data: ")[-1])["error"]["code"] == "stream_broken"
     assert await metric(pair, "kvgate_broken_streams_total") == 1
+    assert "(reset); it is incomplete, and did not go on (no other replica could: replica_unreachable)" in text
+    assert await metric(pair, 'kvgate_stream_resumptions_total{outcome="none",reason="replica_unreachable"') == 1
+    assert await metric(pair, "kvgate_stream_resumptions_total") == 1, "it did not go on"
     [(_, taken)] = [each for rows in pair.gateway.ledger._sums.values() for each in rows.items()]
     assert (taken.requests, taken.errors, taken.output_tokens) == (1, 1, 10)
     assert taken.uncached_tokens > 0
@@ -185,7 +188,8 @@ async def test_only_a_stream_that_could_go_on_leaves_a_replica_that_is_silent(
 async def test_a_rest_that_a_replica_refuses_is_not_asked_for_again(pair: Pair, answer: bytes) -> None:
     text = await answered(pair, BROKEN, answer)
     assert "(not resumable: refused)" in text
-    assert await metric(pair, 'kvgate_stream_resumptions_total{outcome="exact"') == 1
+    assert await metric(pair, 'kvgate_stream_resumptions_total{outcome="none",reason="refused"') == 1
+    assert await metric(pair, "kvgate_stream_resumptions_total") == 1, "it did not go on"
 
 
 async def test_if_no_other_replica_gives_the_rest_the_one_that_broke_is_asked(pair: Pair) -> None:
