@@ -137,6 +137,24 @@ def test_requests_of_the_other_gateway_appear_and_open(browser: Browser, cluster
         expect(considered.locator("td.good")).to_have_count(1)
 
 
+def test_a_stream_that_went_on_elsewhere_names_the_replica_that_broke_it_off(
+    browser: Browser, cluster: Cluster
+) -> None:
+    def fail(mode: str) -> None:
+        for replica in cluster.replicas:
+            httpx.post(f"{replica.url}/sim/fail", json={"mode": mode, "after_tokens": 9}).raise_for_status()
+
+    with page_of(browser, cluster.gateway_urls[0]) as (page, _):
+        log_in(page, cluster.gateway_urls[0], "decisions")
+        rows = page.locator("#records tr[data-request]")
+        wait_until(lambda: ask(cluster.gateway_urls[0], fresh("other")) or rows.count())
+        wanted = fresh("broken")
+        fail("cut")
+        ask(cluster.gateway_urls[0], wanted, stream=True, max_tokens=12)
+        fail("none")
+        expect(page.locator(f"#records tr[data-request='{wanted}']")).to_contain_text(re.compile(r"cold resumed=r\d"))
+
+
 def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Cluster) -> None:
     url = cluster.gateway_urls[1]
     with page_of(browser, url) as (page, _):

@@ -55,10 +55,16 @@ function statusOf(record) {
   return element("td", { class: className, title: record.code ?? "" }, isBroken(record) ? `${record.status}, broken` : String(record.status));
 }
 
+// The replicas that it had before: too late with the first byte, or they broke the answer off. (kvgate watch says the same.)
+function marksOf(record) {
+  const left = (record.resumed ?? []).map(({ how, replica }) => `${how === "none" ? "broken" : "resumed"}=${replica}`);
+  return record.hedged ? [`hedged=${record.hedged}`, ...left] : left;
+}
+
 function rowOf(record) {
   const time = (value) => cell(duration(value), "number");
   const row = element("tr", { tabindex: 0, "data-key": nameOf(record), "data-request": record.request_id }, cell(clock(Date.parse(record.time))),
-    cell(record.replica), cell(record.why, WHY_CLASSES[record.why]), statusOf(record), number(record.prompt_tokens), number(record.matched_tokens),
+    cell(record.replica), cell([record.why ?? "–", ...marksOf(record)].join(" "), WHY_CLASSES[record.why]), statusOf(record), number(record.prompt_tokens), number(record.matched_tokens),
     number(record.cached_tokens), time(record.waited_ms), time(record.first_byte_ms), time(record.duration_ms), cell(record.tenant),
     cell(record.model, "long"), cell(record.gateway), cell(record.request_id, "long id"));
   row.addEventListener("click", () => showRecord(record));

@@ -42,6 +42,8 @@ def watch(
     A line for each: when, its id, its gateway, status and path, its tenant and
     model, its replica and why it went there, prompt tokens (cached/predicted/all),
     how long it waited for room, its first byte and its end in ms. Never a prompt.
+    hedged=r1: r1 was late. resumed=r1: r1 broke the answer off, which went on
+    here. broken=r1: r1 broke it off, and it did not go on.
     Of more than 100 requests a second at one gateway, the rest is counted only.
 
     \b
@@ -113,6 +115,14 @@ def _shown_id(request_id: str) -> str:
     return word if len(word) <= _LONGEST_ID else word[: _LONGEST_ID - 1] + "…"
 
 
+def _marks(record: dict[str, Any]) -> Iterator[str]:
+    """The replicas that it had before this one: too late with the first byte, or they broke the answer off."""
+    if record.get("hedged"):
+        yield f"hedged={record['hedged']}"
+    for left in record.get("resumed") or ():
+        yield f"{'broken' if left['how'] == 'none' else 'resumed'}={left['replica']}"
+
+
 def line_of(record: dict[str, Any]) -> str:
     """A record as a line for people. Its id stands before what a narrow terminal may cut off."""
 
@@ -124,6 +134,8 @@ def line_of(record: dict[str, Any]) -> str:
     times = f"waited {told('waited_ms')} first {told('first_byte_ms')} end {told('duration_ms')} ms"
     status = " ".join(filter(None, (told("status"), record.get("code"))))
     names = told("gateway"), f"{status} {told('path')}", told("tenant"), told("model")
-    placed = f"→ {told('replica')} {told('why')}" if record.get("replica") else "not placed"
+    placed = (
+        " ".join((f"→ {told('replica')} {told('why')}", *_marks(record))) if record.get("replica") else "not placed"
+    )
     line = "  ".join((str(record.get("time", ""))[11:23], _shown_id(told("request_id")), *names, placed, tokens, times))
     return printable(line)
