@@ -36,14 +36,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
 from aiohttp import web
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from gateway.simulator.errors import RequestRefused
 from gateway.simulator.protocol import checked
 
 _OfRequests = Literal["error", "reset", "cut", "truncate", "hang", "slow", "crash"]
 _OfEvents = Literal["drop_events", "lose_events", "duplicate_events", "delay_events"]
-_Mode = _OfRequests | _OfEvents | Literal["slower", "unhealthy", "stall", "block", "no_hits", "amnesia", "none"]
+_Mode = Literal[_OfRequests, _OfEvents, "slower", "unhealthy", "stall", "block", "no_hits", "amnesia", "none"]
+"""Not a union: the error for an unknown mode names the modes of one Literal only."""
 OF_REQUESTS, OF_EVENTS = get_args(_OfRequests), get_args(_OfEvents)
 _CRASH_STATUS = 3
 _UNTIL_CLEARED = -1
@@ -52,6 +53,8 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 @dataclass(slots=True)
 class Fault:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     mode: _Mode
     count: Annotated[int, Field(ge=_UNTIL_CLEARED)] = 1
     status: Annotated[int, Field(ge=400, le=599)] = 500

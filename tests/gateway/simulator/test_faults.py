@@ -44,3 +44,13 @@ async def test_a_stalled_engine_says_that_it_is_healthy_and_moves_no_counter_unt
         assert not answer.done()
         await fail(replica, "none")
     assert (await answer)["usage"]["completion_tokens"] > 0
+
+
+async def test_a_mistyped_fault_is_refused_with_the_modes_that_there_are(replica: RunningReplica) -> None:
+    status, answer = await replica.post("/sim/fail", {"mode": "stal"})
+    assert (status, answer["error"]["param"]) == (400, "mode")
+    for mode in ("error", "drop_events", "stall", "slower", "none"):
+        assert f"'{mode}'" in answer["error"]["message"]
+    status, answer = await replica.post("/sim/fail", {"mode": "slow", "second": 3})
+    assert (status, answer["error"]["param"]) == (400, "second")
+    assert (await replica.state())["failing"] == []
