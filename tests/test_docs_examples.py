@@ -63,6 +63,23 @@ def test_the_bill_of_two_tenants_is_that_of_the_page(tmp_path: Path) -> None:
         assert [found["month"] or found["other"] for found in lines.finditer(printed)] == expected
 
 
+PID_OF_IT = (
+    r"""$(kvgate status | awk -v id=$(sed -n 's/^x-kvgate-replica: \(r.\).*/\1/p' head.txt) '$2 == id { print $4 }')"""
+)
+
+
+@needs("curl")
+def test_a_stream_goes_on_and_is_explained_as_the_page_shows(tmp_path: Path) -> None:
+    (port,) = map(str, free_ports(1))
+    instead = {"up --detach ": f"up --detach --port {port} ", "8080": port, "29488": PID_OF_IT, "3000": "600"}
+    *typed, down = example("resuming.md", "See it", instead)
+    with typing(tmp_path, typed, [down]) as printed:
+        assert ": x-kvgate-resumed: 1; exact\n\ndata: [DONE]\n" in printed
+        assert re.search(
+            r"^began at (r\d), which broke it off \(reset\); went on at r\d \(exact\)$", printed, re.MULTILINE
+        )
+
+
 @pytest.mark.parametrize(("document", "most_lines"), [("README.md", 10), ("docs/how-to/migrate.md", 17)])
 def test_a_whole_configuration_is_short_and_there_is_nothing_to_warn_of(
     document: str, most_lines: int, tmp_path: Path
