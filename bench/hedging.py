@@ -1,6 +1,6 @@
 """What second attempts of late streams gain, and what they cost.
 
-    python -m bench.hedging [--gateways 1,4,8] [--seconds 60] [--rate 8] [--out FILE]
+    python -m bench.hedging [--gateways 1,4,8] [--seconds 45] [--rate 10] [--out FILE]
 
 Eight simulated replicas get streams at random times. After a calm time, one of them becomes five times slower, and from
 then on all first bytes are measured. Each cluster runs once with hedges and once without. In other runs, no replica
@@ -32,7 +32,7 @@ REPLICAS = 8
 TIMES_SLOWER = 5
 ARGUMENTS = ("--prefill-tokens-per-s", "10000", "--decode-s-per-token", "0.01")
 DOCUMENTS, DOCUMENT_WORDS, QUESTION_WORDS, ANSWER_TOKENS = 8, 1000, 1500, 16
-CALM_S = 40.0
+CALM_S = 30.0
 _HEDGES = re.compile(r'^kvgate_hedges_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 _TOKENS = re.compile(r"^kvgate_hedged_tokens_total (\S+)$", re.MULTILINE)
 
@@ -158,8 +158,8 @@ def main() -> None:
     record.begin()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gateways", type=counts, default=[1, 4, 8])
-    parser.add_argument("--seconds", type=positive, default=60.0)
-    parser.add_argument("--rate", type=positive, default=8.0, help="streams per second, of all gateways")
+    parser.add_argument("--seconds", type=positive, default=45.0)
+    parser.add_argument("--rate", type=positive, default=10.0, help="streams per second, of all gateways")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows, console = list[Row](), Console()
