@@ -16,7 +16,6 @@ from gateway.ops.cli import (
     keys,
     operate,
     owners,
-    redis_cli,
     replica,
     replicas,
     serve,
@@ -51,7 +50,6 @@ _COMMANDS = (
     operate.undrain,
     keys.audit,
     doctor.doctor,
-    redis_cli.redis_cli,
     serve.gateway,
     follow.agent,
     serve.replica_sim,
@@ -61,10 +59,8 @@ _COMMANDS = (
 )
 for command in _COMMANDS:
     # Given explicitly, because Typer cuts a docstring's first line to its width.
-    summary, settings = (command.__doc__ or "").partition("\n")[0], {}
-    if command is redis_cli.redis_cli:  # what follows Redis' command is its own: `zrange KEY -5 -1`
-        settings["allow_interspersed_args"] = False
-    app.command(short_help=summary, context_settings=settings)(command)
+    summary = (command.__doc__ or "").partition("\n")[0]
+    app.command(short_help=summary)(command)
 
 
 app.add_typer(replicas.app, short_help="Add, remove and list replicas while gateways run.")

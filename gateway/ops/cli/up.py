@@ -17,8 +17,6 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
-from coordinator.keys import prefix
-from coordinator.redis.address import is_cluster
 from gateway.ops.cli.printable import printable
 from gateway.ops.local.cluster import LocalCluster
 from gateway.ops.local.demo import DemoRequest, KeyWantedError, first_model, send_requests
@@ -150,8 +148,6 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: P
     python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
     of_environment = f'os.environ["{_KEY}"]' if key else '"none"'
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key={of_environment})'
-    keys = f"  {kvgate} redis-cli {option} --scan --pattern '{prefix(layout.redis_namespace)}:*'\n"
-    redis_cli = "" if is_cluster(layout.redis_url) else keys
     listing = f"  {python} -c 'import openai{', os' if key else ''}; print({sdk}.models.list())'\n"
     openai = listing if find_spec("openai") else ""
     steps = f"""
@@ -160,6 +156,6 @@ Try next
 {_request(layout, model, key)}
 {openai}  {kvgate} status {option}
   {kvgate} owners {option} --model {model} --text {_in_double_quotes(_PROMPT)}
-{redis_cli}Ctrl-C stops everything.
+Ctrl-C stops everything.
 """
     console.print(steps, markup=False)
