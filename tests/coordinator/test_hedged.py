@@ -138,6 +138,15 @@ async def test_after_redis_clock_went_back_a_replica_counts_as_slow_no_longer_th
         assert until_ms < now + HOUR_MS / 60
 
 
+async def test_a_replica_that_was_well_is_slow_when_one_first_byte_after_the_other_is_late(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await tell(one.run, 0, {"r0": FirstBytes(1, 12)})
+        told = [await tell(each.run, 0, {"r0": FirstBytes(1, 1)}) for each in (one, other, one)]
+        assert [each["r0"] for each in told] == [False, False, True]
+
+
 async def test_whatever_the_key_holds_a_second_attempt_is_refused_or_made(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:

@@ -18,7 +18,12 @@ local function note_late(late_key, first_bytes, now)
     local late, all, at_ms, until_ms = string.match(record, '^(%S+) (%S+) (%d+) (%d+)$')
     local faded = math.exp((math.min(now, sum_of(at_ms)) - now) / FADES_MS)
     local more = told[replica] or { 0, 0 }
-    late, all, until_ms = sum_of(late) * faded + more[1], sum_of(all) * faded + more[2], math.min(sum_of(until_ms), now + SLOW_MS)
+    local on_time = math.max(0, sum_of(all) - sum_of(late)) * faded
+    if more[1] > 0 and more[1] == more[2] then
+      on_time = on_time / 2 -- one after the other is late: what was before says little
+    end
+    late, until_ms = sum_of(late) * faded + more[1], math.min(sum_of(until_ms), now + SLOW_MS)
+    all = late + on_time + more[2] - more[1]
     local least = until_ms > now - AGAIN_MS and 1 or LEAST_LATE -- most likely it is slow still
     if late >= least and late >= SLOW_SHARE * all then
       until_ms = now + SLOW_MS
