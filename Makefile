@@ -15,7 +15,7 @@ LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-has
 ONE_LINE_EACH := sed -z 's/ \\\n */ /g'
 # More workers than cores, because tests wait more than they compute: with four on two cores a quarter of the time was idle.
 CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-WORKERS ?= $(shell expr $(CORES) + 4)
+WORKERS ?= $(shell expr $(CORES) + 3)
 SLOWEST := --durations=10 --durations-min=1
 # If ARGS has a path, it selects a few tests. One process runs them in seconds.
 SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) $(SLOWEST)) $(ARGS)

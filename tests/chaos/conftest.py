@@ -25,11 +25,13 @@ from tests.redis_server import RedisServer, running_redis
 
 @pytest.fixture(scope="package", autouse=True)
 def quick() -> Iterator[None]:
-    """Gateways find faults soon, breakers let probes through soon, and no retry budget reacts to what tests break."""
+    """Gateways find faults soon, breakers let probes through soon, and no retry budget reacts to what tests break. On a
+    busy machine, a gateway may hear late that an engine works."""
     quick = {
         "coordinator.breaker.OPEN_MS": 1000,
         "gateway.relay.retry_budget.MIN_RETRIES": 1000,
         "gateway.replicas.health_checks.INTERVAL_S": 0.25,
+        "gateway.replicas.hangs._LATELY_S": 3.5,
         "gateway.upstream.origin.CONNECT_S": 1,
     }
     with constants(quick):
