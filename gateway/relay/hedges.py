@@ -126,6 +126,8 @@ class Hedges:
             await asyncio.sleep(_TOLD_EACH_S)
             for name, lateness in list(self._lateness.items()):
                 placed_tokens, first_bytes = lateness.take_told()
+                if not placed_tokens and not first_bytes and not lateness.lately:
+                    continue  # an idle gateway asks Redis nothing
                 with suppress(StoreError):  # what it was not told allows nothing
                     self._heard(lateness, await tell(self._store.pool(name).run, placed_tokens, first_bytes))
 
