@@ -49,12 +49,12 @@ async def waiting(client: redis.Redis) -> int:
 
 
 async def queued(client: redis.Redis, pool: Pool, asked: PlaceRequest) -> asyncio.Task[Placement | None]:
-    """Starts to place it, until it waits."""
+    """Starts to place it, until it waits, and its gateway has heard so."""
     before = await waiting(client)
     task = asyncio.get_running_loop().create_task(pool.place(asked))
 
     async def is_waiting() -> bool:
-        return await waiting(client) == before + 1
+        return await waiting(client) == before + 1 and asked.reservation in pool.seats.names()
 
     await eventually(is_waiting)
     return task
