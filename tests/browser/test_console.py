@@ -99,7 +99,7 @@ def ask(url: str, request_id: str, **fields: Any) -> None:
 
 
 def wait_until_shown_live(page: Page, url: str) -> None:
-    """Within a second of a page's opening, the gateway at `url` tells of its requests. Rows of before are no proof of it."""
+    """Within a second of its opening, the page is told of requests at `url`. Rows of earlier ones prove nothing."""
 
     asked: set[str] = set()
 
