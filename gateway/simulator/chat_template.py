@@ -66,7 +66,7 @@ def _render_message(builder: PromptBuilder, message: dict[str, Any], images: Ima
         raise bad_request("content: Input should be a valid string", "content")
     if calls := fields.sequence(message, "tool_calls"):
         builder.end_token()
-        builder.text(orjson.dumps(calls).decode())
+        builder.text(orjson.dumps(calls, option=orjson.OPT_SORT_KEYS).decode())
 
 
 def _render_part(builder: PromptBuilder, part: object, images: ImageReader) -> None:

@@ -3,6 +3,7 @@ conversation has the same prompt here as on /v1/chat/completions."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -36,10 +37,8 @@ def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
         chat["stop"] = body["stop_sequences"]
     if schema := ((body.get("output_config") or {}).get("format") or {}).get("schema"):
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
-    system = body.get("system")
-    if isinstance(system, list):
-        system = "".join(fields.required_text(block, "text") for block in system)
-    if system:
+    system = body.get("system") or ""
+    if system := system if isinstance(system, str) else _system_text(system):
         chat["messages"].append({"role": "system", "content": system})
     for message in body["messages"]:
         chat["messages"] += _chat_messages(message)
@@ -51,13 +50,23 @@ def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
     return chat
 
 
+def _system_text(content: Any) -> str:
+    texts = [content] if isinstance(content, str) else [fields.required_text(block, "text") for block in content]
+    return "".join(text for text in texts if not text.startswith("x-anthropic-billing-header"))
+
+
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
-    return {"type": "function", "function": function}
+    schema = tool["input_schema"]
+    told = {name: tool.get(name) for name in ("name", "description", "strict", "defer_loading")}
+    return {"type": "function", "function": {**told, "parameters": {**schema, "type": schema.get("type", "object")}}}
 
 
 def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     """One Anthropic message as chat messages. Its tool results come first, each as a separate message."""
+    role = message["role"]
+    if role == "system":
+        text = _system_text(message["content"])
+        return [{"role": role, "content": text}] if text else []
     if isinstance(message["content"], str):
         return [message]
     results: list[dict[str, Any]] = []
@@ -65,20 +74,33 @@ def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for block in message["content"]:
         match block.get("type"):
+            case "text" if not block.get("text"):
+                continue
             case "image":
                 parts.append(_image_part(fields.mapping(block, "source"), block.get("uuid")))
             case "tool_use":
-                arguments = orjson.dumps(fields.mapping(block, "input")).decode()
+                arguments = json.dumps(fields.mapping(block, "input"))
                 function = {"name": block.get("name"), "arguments": arguments}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
-            case "tool_result":
-                result = block.get("content") or ""
-                results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
+            case "tool_result" if role == "user":
+                results += _result_messages(block)
             case _:
                 parts.append(block)
-    if not parts and not calls:
-        return results
-    return [*results, {"role": message["role"], "content": parts, "tool_calls": calls}]
+    told: dict[str, Any] = {"role": role, **({"tool_calls": calls} if calls else {})}
+    if parts:
+        told["content"] = parts[0]["text"] if [part["type"] for part in parts] == ["text"] else parts
+    return [*results, told] if parts or role == "assistant" else results
+
+
+def _result_messages(block: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a tool returned: its texts, and its images in a message of the user."""
+    content = block.get("content") or ""
+    images: list[dict[str, Any]] = []
+    if isinstance(content, list):
+        images = [_image_part(fields.mapping(part, "source"), None) for part in content if part["type"] == "image"]
+        content = "\n".join(part["text"] for part in content if part["type"] == "text")
+    told = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+    return [told, *([{"role": "user", "content": images}] if images else [])]
 
 
 def _image_part(source: dict[str, Any], uuid: object) -> dict[str, Any]:

@@ -74,13 +74,21 @@ def chat_prompt(replica: SimReplica, body: dict[str, Any], lora: str | None) -> 
     return render_chat(
         fields.sequence(body, "messages"),
         replica.images,
-        tools=fields.sequence(body, "tools"),
+        tools=list(map(_tool, fields.sequence(body, "tools"))),
         template_kwargs=fields.mapping(body, "chat_template_kwargs"),
         generation_prompt=generation_prompt,
         continue_final_message=continue_final_message,
         lora=lora,
         cache_salt=fields.text(body, "cache_salt"),
     )
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as vLLM shows it to templates, whatever fields and whatever order of fields it came with."""
+    function = tool["function"]
+    told = {name: function.get(name) for name in ("name", "description", "parameters")}
+    told |= {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
+    return {"type": "function", "function": told}
 
 
 def text_prompt(prompt: object, lora: str | None = None, cache_salt: str | None = None) -> EnginePrompt:

@@ -163,6 +163,8 @@ class _MessagesTool(TypedDict):
     name: str
     description: NotRequired[str | None]
     input_schema: dict[str, Any]
+    strict: NotRequired[bool | None]
+    defer_loading: NotRequired[bool | None]
 
 
 class _Message(_Open):

@@ -97,17 +97,24 @@ def _previous_messages(call: Call) -> list[Any]:
 
 
 def _input_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The request's `input` as chat messages."""
+    """The request's `input` as chat messages. As in vLLM, text and calls of the assistant that follow each other are
+    one message."""
     if isinstance(body["input"], str):
         return [{"role": "user", "content": body["input"]}]
     messages: list[dict[str, Any]] = []
     for at, each in enumerate(body["input"]):
         item = fields.as_mapping(each, f"input.{at}")
         match item.get("type", "message"):
+            case "message" if item.get("role") == "assistant":
+                _add_to_assistant(messages, "content", _first_text(item["content"]))
             case "message":
                 messages.append(item)
             case "function_call":
-                messages.append(_call_message(item.get("name"), item.get("arguments"), item.get("call_id")))
+                call = _call_message(item.get("name"), item.get("arguments"), item.get("call_id"))
+                if messages and "tool_calls" in messages[-1]:
+                    messages[-1]["tool_calls"] += call["tool_calls"]
+                else:
+                    _add_to_assistant(messages, "tool_calls", call["tool_calls"])
             case "function_call_output":
                 output = item.get("output")
                 messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
@@ -116,6 +123,17 @@ def _input_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
             case other:
                 raise bad_request(f"input.{at}: unknown item type {other!r}", "input")
     return messages
+
+
+def _add_to_assistant(messages: list[dict[str, Any]], name: str, value: Any) -> None:
+    """Gives the assistant's last message this field, or, if it has one, a message of its own."""
+    if not messages or messages[-1]["role"] != "assistant" or name in messages[-1]:
+        messages.append({"role": "assistant"})
+    messages[-1][name] = value
+
+
+def _first_text(content: Any) -> Any:
+    return content[0]["text"] if isinstance(content, list) and content else content
 
 
 def _call_message(name: object, arguments: object, call_id: object) -> dict[str, Any]:
@@ -148,7 +166,8 @@ def _chat_body(body: dict[str, Any], conversation: list[Any]) -> dict[str, Any]:
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A Responses tool (flat) as a chat tool (its function nested)."""
-    function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
+    told = ("name", "description", "parameters", "strict", "defer_loading")
+    function = {key: tool[key] for key in told if key in tool}
     return {"type": "function", "function": function}
 
 
