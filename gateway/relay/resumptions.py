@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -42,14 +43,14 @@ _NOT = frozenset(
         *("tool_calls", "reasoning", "reasoning_content", "n", "logprobs", "echo", "response_format", "prompt"),
         *("structured_outputs", "presence_penalty", "frequency_penalty", "tool_choice", "token_ids", "place"),
         *("diverged", "restarted", "error_event", "max_tokens", "refused", "usage"),
-        *("text_tokens", "ending", "tools", "tool_use", "thinking", "store", "background"),
+        *("text_tokens", "ending", "tools", "tool_use", "function_call", "thinking", "store", "background"),
         *("no_replica", "replica_unreachable", "prompt_stalls_replicas", "deadline_unreachable", "queue_full"),
         *("rate_limited", "limit_exceeded", "invalid_api_key", "ended"),
     }
 )
 """The reasons that metrics tell apart: fields have any name that clients give them."""
-_OF_PROMPT = ("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
-"""The fields of a chat without tools that make its prompt."""
+_OF_PROMPT = ("messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
+"""The fields of a chat that make its prompt."""
 _MAX_SHORT_RUNS = 2
 _log = structlog.get_logger("kvgate.resumptions")
 
@@ -129,13 +130,15 @@ class Resumptions:
         asked = self._asked(job, seam, document)
         lacks_text = self._lacks_text(seam, asked)
         if seam.grammar.is_chat:
-            return await self._by_chat(job, tries, seam, asked)
+            return await self._by_chat(job, tries, seam, asked, seam.grammar.other_chat(document))
         found = continuation(asked, seam.progress) if lacks_text else None
         if found is not None:
             await self._turn(tries)
         return found
 
-    async def _by_chat(self, job: Job, tries: Tries, seam: Seam, asked: Asked) -> Continuation | None:
+    async def _by_chat(
+        self, job: Job, tries: Tries, seam: Seam, asked: Asked, other: dict[str, Any] | None
+    ) -> Continuation | None:
         """The rest of a stream that has told no token ids."""
         progress, left = seam.progress, tries.ticket.replica
         if progress.has_usage:
@@ -144,12 +147,25 @@ class Resumptions:
         text = {"prompt": progress.text, "add_special_tokens": False}
         progress.was_cut(await self._text_tokens.of(job, text, left))
         if self._lacks_text(seam, asked):
+            if other is not None:
+                asked = await self._rendered(job, asked, other, left)
             return continuation(asked, progress)
         progress.parts = min(progress.parts, asked.most_tokens or progress.parts)
-        if not progress.prompt_tokens:
-            prompt = {name: asked.document[name] for name in _OF_PROMPT if name in asked.document}
-            progress.prompt_tokens = len(await self._text_tokens.of(job, prompt, left))
+        progress.prompt_tokens = progress.prompt_tokens or await self._prompt_tokens(job, asked, left)
         return None
+
+    async def _rendered(self, job: Job, asked: Asked, other: dict[str, Any], left: str) -> Asked:
+        """This chat, or the other one if the model's template refuses it."""
+        try:
+            await self._prompt_tokens(job, asked, left)
+        except NotResumable:
+            return replace(asked, document=other)
+        return asked
+
+    async def _prompt_tokens(self, job: Job, asked: Asked, left: str) -> int:
+        """Of a chat. Raises NotResumable."""
+        prompt = {name: asked.document[name] for name in _OF_PROMPT if name in asked.document}
+        return len(await self._text_tokens.of(job, prompt, left))
 
     def _read(self, job: Job, tries: Tries) -> tuple[Seam, dict[str, Any]]:
         """What the client has got, and what it has asked for."""
@@ -167,8 +183,8 @@ class Resumptions:
     def _lacks_text(self, seam: Seam, asked: Asked) -> bool:
         """Whether more than the end of a stream is missing. Raises NotResumable if it may not go on."""
         progress = seam.progress
-        if seam.why_lost:
-            raise NotResumable(seam.why_lost)
+        if why := seam.why_lost or ("tool_calls" if seam.calls_tools else ""):
+            raise NotResumable(why)
         if seam.times >= self._settings.max_resumptions:
             raise NotResumable("max_resumptions")
         if seam.short_runs >= _MAX_SHORT_RUNS:  # the prompt itself may be what breaks engines
@@ -186,7 +202,7 @@ class Resumptions:
 def _as_chat(seam: Seam, document: dict[str, Any]) -> dict[str, Any]:
     try:
         return seam.grammar.chat(document)
-    except (KeyError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         raise NotResumable("messages") from None
 
 

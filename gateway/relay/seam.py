@@ -42,12 +42,12 @@ class Seam:
         """All token ids that were told when the stream broke."""
         self._given_prompt_tokens = 0
         """The tokens of the current prompt behind the first one: the same, unless the text was cut in another way."""
-        self._is_exact, self._is_unseen, self._calls_tools = True, False, False
+        self._is_exact, self._is_unseen = True, False
+        self.calls_tools = False
+        """Whether the answer has begun to call tools. Then it does not go on elsewhere once more."""
 
     def broke(self) -> None:
         """The stream, or its rest, broke off."""
-        if self._calls_tools:
-            self.why_lost = "tool_calls"
         if self.progress.tokens < self._given_tokens + _FEW_TOKENS:
             self.short_runs += 1
 
@@ -96,11 +96,11 @@ class Seam:
         text = self._beyond_overlap(self._text(delta))
         self.progress.add(text, ids if self._is_exact else None)
         reason = self.progress.finish_reason = choice.get("finish_reason") or ""
-        if not (text or reason or self._calls_tools):
+        if not (text or reason or self.calls_tools):
             return b""
         if isinstance(usage := document.get("usage"), dict):
             document["usage"] = self.usage(usage)
-        return self.grammar.part(text, choice, document, calls_tools=self._calls_tools)
+        return self.grammar.part(text, choice, document, calls_tools=self.calls_tools)
 
     def _look_at_prompt(self, document: dict[str, Any]) -> None:
         """The first event of a chat tells its prompt: that of the first request, and behind it the answer so far.
@@ -132,8 +132,8 @@ class Seam:
     def _text(self, delta: Any) -> str:
         """The text of a part. Behind its text, a chat may call tools."""
         if isinstance(delta, dict) and delta.get("tool_calls"):
-            self._calls_tools = True
-        if self._calls_tools and isinstance(delta, dict):
+            self.calls_tools = True
+        if self.calls_tools and isinstance(delta, dict):
             return delta.get("content") or ""
         return text_of(delta)
 

@@ -20,6 +20,9 @@ _SHARE = 0.5
 _PART = b"\r"
 """Between the text and the token ids of an event of the usual form. JSON in an event has no line break."""
 _END = b"\n\n"
+_NO_TEXT = {b'"type":"%b"' % kind.encode(): kind for kind in ("thinking", "tool_use", "reasoning", "function_call")}
+"""How a part of a message or a response begins behind which no stream goes on. Text cannot imitate it: inside a string,
+quotation marks have a backslash."""
 _PARTS = (b'"', b"{")
 """How the text of a part begins. A whole event begins with the name of a field, or with a colon."""
 
@@ -58,8 +61,13 @@ class Sent:
 
     def add(self, events: bytes) -> None:
         """Whole events."""
+        if self.why_lost:
+            return
         self._kept += events
         self._parts += events.count(_END)
+        for mark, kind in _NO_TEXT.items():
+            if mark in events:
+                self.lose(kind)
         if len(self._kept) > self._checked_bytes:
             self._check()
 

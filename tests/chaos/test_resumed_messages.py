@@ -17,6 +17,7 @@ PATHS = MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 IMAGE = image_part(7)
 TOKENS = 24
 COMMENT = ": x-kvgate-resumed: 1; text"
+TOOL = {"name": "f", "input_schema": {"properties": {"x": {"type": "string"}}}}
 
 
 def asked(text: str, path: str, tokens: int = TOKENS) -> dict[str, Any]:
@@ -118,8 +119,8 @@ async def test_a_stream_that_does_not_go_on_ends_with_one_error_in_its_order(sta
 @pytest.mark.parametrize(
     ("path", "fields", "why"),
     [
-        (MESSAGES, {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}, "thinking"),
+        (RESPONSES, {"tools": [{"type": "custom", "name": "f"}]}, "tools"),
         (RESPONSES, {"store": True}, "store"),
         (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include"),
         (RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text"),
@@ -129,6 +130,34 @@ async def test_a_stream_that_cannot_go_on_says_why(stage: Stage, path: str, fiel
     await stage.fail_everywhere("cut", after_tokens=9, count=-1)
     answer = await stage.http.post(stage.urls[0] + path, json=asked(stage.new_prompt(), path) | fields)
     assert f"(not resumable: {why})" in told(answer.text)[-1]["error"]["message"]
+
+
+def asked_by_an_agent(text: str, path: str) -> dict[str, Any]:
+    """A request as agents send it: with tools, and after two calls of them."""
+    body = asked(text, path)
+    if path == RESPONSES:
+        calls = [{"type": "function_call", "call_id": each, "name": "f", "arguments": '{"x": "ü"}'} for each in "ab"]
+        results = [{"type": "function_call_output", "call_id": each, "output": "done"} for each in "ab"]
+        said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I call."}]}
+        body["tools"] = [{"type": "function", "name": "f", "parameters": TOOL["input_schema"]}]
+        return body | {"input": [{"role": "user", "content": text}, said, *calls, *results]}
+    calls = [{"type": "tool_use", "id": each, "name": "f", "input": {"x": "ü"}} for each in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": each, "content": "done"} for each in "ab"]
+    body["messages"] += [
+        {"role": "assistant", "content": [{"type": "text", "text": "I call."}, *calls]},
+        {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]},
+    ]
+    return body | {"tools": [TOOL], "system": [{"type": "text", "text": "Be brief."}]}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_stream_of_an_agent_goes_on_without_a_seam(stage: Stage, path: str) -> None:
+    body = asked_by_an_agent(stage.new_prompt(), path)
+    first = await stage.http.post(stage.urls[0] + path, json=body)
+    await stage.fail(stage.replica(first.headers["x-kvgate-replica"]), "cut", after_tokens=9)
+    events = told((await stage.http.post(stage.urls[1] + path, json=body)).text)
+    events.remove(COMMENT)
+    assert events == told(first.text)
 
 
 async def test_an_image_in_a_message_is_in_the_prompt_of_the_rest(stage: Stage) -> None:

@@ -29,6 +29,11 @@ class Grammar(ABC):
         """The body of a request of this API as that of a chat with the same prompt and the same limits."""
         return document
 
+    @staticmethod
+    def other_chat(document: dict[str, Any]) -> dict[str, Any] | None:
+        """That chat for a model whose template refuses the first one. None if there is only one."""
+        return None
+
     @abstractmethod
     def take(self, event: Mapping[str, Any]) -> None:
         """One more event that the client has got."""

@@ -1,19 +1,15 @@
-"""The events of Anthropic's messages, and such a request as a chat: as vLLM 0.33 turns it into one. Pure.
-
-vLLM's /v1/messages begins a new answer behind a last message of the assistant, so the rest is asked for as a chat.
-"""
+"""The events of Anthropic's messages, as vLLM 0.33 writes them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from gateway.relay.grammars.grammar import Grammar, named
+from gateway.relay.grammars.messages_as_chat import has_system_role, messages_as_chat
 from gateway.relay.progress import NotResumable
 
-_SAME: Final = ("model", "temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs", "vllm_xargs")
-_BILLING: Final = "x-anthropic-billing-header"
-"""How a text of a system prompt begins that vLLM leaves out: it differs in each request."""
 _START: Final = "content_block_start"
 _DELTA: Final = "content_block_delta"
 _STOP: Final = "content_block_stop"
@@ -21,7 +17,7 @@ _STOP: Final = "content_block_stop"
 
 class Messages(Grammar):
     """Those of one stream. Its text is in one block. An engine that aborts it ends the block before it says so; then
-    the rest is in a second one."""
+    the rest is in a second one. Each call of a tool is a block of its own. Text behind it waits for its end."""
 
     is_chat: ClassVar[bool] = True
 
@@ -30,17 +26,23 @@ class Messages(Grammar):
         self._index = 0
         self._is_open = False
         self._stop: dict[str, str | None] = {}
+        self._call_ids: dict[int, str] = {}
+        """Those of the calls of tools, by their index in the chat."""
+        self._call_id = ""
+        """That of the block that is open, if it is a call."""
+        self._arguments = ""
+        """Of the last call so far."""
+        self._waiting = ""
+        """Text behind a call that is not over."""
 
     @staticmethod
     def chat(document: dict[str, Any]) -> dict[str, Any]:
-        chat: dict[str, Any] = {name: document[name] for name in _SAME if document.get(name) is not None}
-        chat["messages"] = [*_system(document.get("system")), *map(_message, document["messages"])]
-        chat["max_tokens"] = document["max_tokens"]
-        if document.get("stop_sequences"):
-            chat["stop"] = document["stop_sequences"]
-        if (document.get("thinking") or {}).get("type") == "disabled":
-            chat["reasoning_effort"] = "none"
-        return chat
+        return messages_as_chat(document)
+
+    @staticmethod
+    def other_chat(document: dict[str, Any]) -> dict[str, Any] | None:
+        is_other = any(map(has_system_role, document["messages"]))
+        return messages_as_chat(document, merges_system=True) if is_other else None
 
     def take(self, event: Mapping[str, Any]) -> None:
         kind, progress = event.get("type"), self.progress
@@ -68,19 +70,59 @@ class Messages(Grammar):
         self.progress.add(text, None)
 
     def part(self, text: str, choice: Mapping[str, Any], document: Mapping[str, Any], *, calls_tools: bool) -> bytes:
+        told = self._text(text) if text else b""
         if calls_tools:
-            raise NotResumable("tool_calls")
-        told = b""
-        if text:
-            if not self._is_open:
-                self._index, self._is_open = self._index + 1, True
-                told += self._event(_START, content_block={"type": "text", "text": ""})
-            told += self._event(_DELTA, delta={"type": "text_delta", "text": text})
+            told += b"".join(map(self._call, choice["delta"].get("tool_calls") or ()))
         if reason := choice.get("finish_reason"):
-            self._stop = _stop(reason, choice.get("stop_reason"))
-            if self._is_open:
-                told += self._event(_STOP)
+            self._stop = self._why_stopped(reason, choice.get("stop_reason"))
+            told += self._end_of_block()
         return told
+
+    def _text(self, text: str) -> bytes:
+        if self._call_id:
+            self._waiting += text
+            return b""
+        opening = b"" if self._is_open else self._block({"type": "text", "text": ""})
+        return opening + self._event(_DELTA, delta={"type": "text_delta", "text": text})
+
+    def _call(self, call: Mapping[str, Any]) -> bytes:
+        """A part of a call of a tool. Only its first one has an id and a name."""
+        function, told = call.get("function") or {}, b""
+        call_id = self._call_ids[call["index"]] = call.get("id") or self._call_ids[call["index"]]
+        if call_id != self._call_id and function.get("name"):
+            told = self._end_of_block()
+            told += self._block({"type": "tool_use", "id": call_id, "name": function["name"], "input": {}})
+            self._call_id, self._arguments = call_id, ""
+        if call_id == self._call_id and (arguments := function.get("arguments")):
+            self._arguments += arguments
+            told += self._event(_DELTA, delta={"type": "input_json_delta", "partial_json": arguments})
+        return told
+
+    def _block(self, block: dict[str, Any]) -> bytes:
+        self._index, self._is_open = self._index + 1, True
+        return self._event(_START, content_block=block)
+
+    def _end_of_block(self) -> bytes:
+        """Text that has waited is a block, too."""
+        told = self._event(_STOP) if self._is_open else b""
+        self._is_open, self._call_id = False, ""
+        if text := self._waiting:
+            self._waiting = ""
+            told += self._text(text) + self._end_of_block()
+        return told
+
+    def _why_stopped(self, finish_reason: str, stop: Any) -> dict[str, str | None]:
+        """Why an answer ended, and the stop sequence that it came upon. A call that it cut short must not run."""
+        sequence = None
+        if finish_reason == "length":
+            reason = "max_tokens"
+        elif self._call_ids and _is_json(self._arguments):
+            reason = "tool_use"
+        elif isinstance(stop, str):
+            reason, sequence = "stop_sequence", stop
+        else:
+            reason = "tool_use" if self._call_ids else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": sequence}
 
     def usage(self, usage: Mapping[str, Any], document: Mapping[str, Any]) -> bytes:
         told = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
@@ -101,43 +143,9 @@ class Messages(Grammar):
         return named(kind, {"type": kind, **fields, "index": self._index})
 
 
-def _stop(finish_reason: str, stop: Any) -> dict[str, str | None]:
-    """Why an answer ended, and the stop sequence that it came upon."""
-    if finish_reason == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if isinstance(stop, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
-
-
-def _system(system: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(system, str):
-        texts = [system]
-    else:
-        texts = [block["text"] for block in system or () if block["type"] == "text"]
-        texts = [text for text in texts if not text.startswith(_BILLING)]
-    if text := "".join(texts):
-        yield {"role": "system", "content": text}
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises NotResumable for what a chat would say in other messages: tools, and thoughts."""
-    role, content = message["role"], message["content"]
-    if role not in ("user", "assistant"):
-        raise NotResumable(role)
-    if isinstance(content, str):
-        return {"role": role, "content": content}
-    parts = [_part(block) for block in content if block["type"] != "text" or block["text"]]
-    is_one_text = len(parts) == 1 and parts[0]["type"] == "text"
-    return {"role": role, "content": parts[0]["text"] if is_one_text else parts}
-
-
-def _part(block: Mapping[str, Any]) -> dict[str, Any]:
-    if block["type"] == "text":
-        return {"type": "text", "text": block["text"]}
-    if block["type"] != "image":
-        raise NotResumable(block["type"])
-    source = block["source"]
-    data = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
-    url = source.get("url", "") if source.get("type") == "url" else data
-    return {"type": "image_url", "image_url": {"url": url}}
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True

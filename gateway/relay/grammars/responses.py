@@ -1,27 +1,26 @@
-"""The events of OpenAI's responses, and such a request as a chat: as vLLM 0.33 turns it into one. Pure.
-
-vLLM's /v1/responses continues a last item that is incomplete, but does not say whether it has. So the rest is asked for
-as a chat.
-"""
+"""The events of OpenAI's responses, as vLLM 0.33 writes them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from gateway.relay.grammars.grammar import Grammar, named
+from gateway.relay.grammars.responses_as_chat import responses_as_chat
 from gateway.relay.progress import NotResumable
-from gateway.request.reading.resumable import SAMPLING
 
-_SAME: Final = SAMPLING | {"model", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs"}
-_UNFINISHED: Final = ("in_progress", "incomplete")
 _DELTA: Final = "response.output_text.delta"
+_ADDED: Final = "response.output_item.added"
+_PART_ADDED: Final = "response.content_part.added"
 _DONE: Final = ("response.output_text.done", "response.content_part.done", "response.output_item.done")
-"""The events that end the only item, in their order."""
+"""The events that end a text, in their order."""
+_OF_CALL: Final = "response.function_call_arguments"
+_MESSAGE: Final = "message"
 
 
 class Responses(Grammar):
-    """Those of one stream. Its text is in the only part of its only item."""
+    """Those of one stream. What its client has got is the only part of the only item, a text. Behind it, the rest may
+    have calls of tools and more texts, each an item of its own."""
 
     is_chat: ClassVar[bool] = True
 
@@ -29,33 +28,30 @@ class Responses(Grammar):
         super().__init__(model)
         self._response: dict[str, Any] = {}
         """As the first event has it: without an answer."""
+        self._items: list[dict[str, Any]] = []
+        """The items before the current one."""
         self._item: dict[str, Any] = {}
+        self._text_at = 0
+        """Where its text begins in the answer's."""
+        self._call = -1
+        """The index of the last call of a tool in the chat."""
         self._usage: dict[str, Any] = {}
         self._number = 0
         """That of the next event."""
         self._done = 0
-        """How many of the events came that end the item."""
+        """How many of the events came that end its text."""
 
     @staticmethod
     def chat(document: dict[str, Any]) -> dict[str, Any]:
-        chat: dict[str, Any] = {name: document[name] for name in _SAME if document.get(name) is not None}
-        given, instructions = document["input"], document.get("instructions")
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        system = [{"role": "system", "content": instructions}] if instructions else []
-        chat["messages"] = [*system, *map(_message, items)]
-        if items[-1].get("status") in _UNFINISHED:
-            chat |= {"continue_final_message": True, "add_generation_prompt": False}
-        if document.get("max_output_tokens") is not None:
-            chat["max_tokens"] = document["max_output_tokens"]
-        return chat
+        return responses_as_chat(document)
 
     def take(self, event: Mapping[str, Any]) -> None:
         kind, progress = event["type"], self.progress
         self._number = event["sequence_number"] + 1
         if kind == "response.created":
             self._response = event["response"]
-        elif kind == "response.output_item.added":
-            if event["item"]["type"] != "message" or event["output_index"] != 0:
+        elif kind == _ADDED:
+            if event["item"]["type"] != _MESSAGE or event["output_index"] != 0:
                 raise NotResumable(event["item"]["type"])
             self._item = event["item"]
         elif kind == _DELTA:
@@ -66,9 +62,11 @@ class Responses(Grammar):
             if kind == _DONE[-1]:
                 self._item = event["item"]
                 progress.finish_reason = "length" if event["item"]["status"] == "incomplete" else "stop"
+                if progress.finish_reason == "stop" and self._response.get("tools"):
+                    progress.finish_reason = ""  # a call of a tool may follow
         elif kind in ("response.completed", "response.incomplete"):
             progress.has_usage = True
-        elif kind not in ("response.in_progress", "response.content_part.added"):
+        elif kind not in ("response.in_progress", _PART_ADDED):
             raise NotResumable("events")
 
     def take_part(self, text: Any, numbers: list[int] | None) -> None:
@@ -76,27 +74,63 @@ class Responses(Grammar):
         self._number = numbers[0] + 1 if numbers else self._number + 1
 
     def part(self, text: str, choice: Mapping[str, Any], document: Mapping[str, Any], *, calls_tools: bool) -> bytes:
+        told = self._more(text) if text else b""
         if calls_tools:
-            raise NotResumable("tool_calls")
-        if text and self._done:
-            raise NotResumable("ending")
-        told = self._event(_DELTA, {**self.progress.shape, "delta": text}) if text else b""
+            told += b"".join(map(self._called, choice["delta"].get("tool_calls") or ()))
         if reason := choice.get("finish_reason"):
-            told += b"".join(self._end_of_item(reason))
+            told += self._end_of_item("incomplete" if reason == "length" else "completed")
         return told
 
-    def _end_of_item(self, reason: str) -> Iterator[bytes]:
-        self._item |= {"status": "incomplete" if reason == "length" else "completed", "content": [self._part()]}
-        place = {name: self.progress.shape[name] for name in ("item_id", "output_index", "content_index")}
-        text = {**place, "logprobs": [], "text": self.progress.text}
-        item = {"item": self._item, "output_index": place["output_index"]}
-        fields = (text, {**place, "part": self._part()}, item)
-        for kind, told in list(zip(_DONE, fields, strict=True))[self._done :]:
-            yield self._event(kind, told)
-        self._done = len(_DONE)
+    def _more(self, text: str) -> bytes:
+        told = b""
+        if self._item["type"] != _MESSAGE:
+            told = self._end_of_item()
+            self._text_at = len(self.progress.text) - len(text)
+            told += self._next_item({**self._items[0], "content": []}, "msg")
+            told += self._event(_PART_ADDED, {**self._place(), "content_index": 0, "part": _part("", [])})
+        elif self._done:
+            raise NotResumable("ending")
+        return told + self._event(_DELTA, {**self.progress.shape, **self._place(), "delta": text})
 
-    def _part(self) -> dict[str, Any]:
-        return {"annotations": [], "text": self.progress.text, "type": "output_text", "logprobs": None}
+    def _called(self, call: Mapping[str, Any]) -> bytes:
+        """A part of a call of a tool. Only its first one has an id and a name."""
+        if (function := call.get("function")) is None:
+            return b""
+        told = b""
+        if call["index"] != self._call or self._item["type"] == _MESSAGE:
+            self._call, told = call["index"], self._end_of_item()
+            item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": ""}
+            told += self._next_item(item, "fc")
+        if arguments := function.get("arguments"):
+            self._item["arguments"] += arguments
+            told += self._event(f"{_OF_CALL}.delta", {**self._place(), "delta": arguments})
+        return told
+
+    def _next_item(self, item: dict[str, Any], prefix: str) -> bytes:
+        """The current item is over."""
+        self._items.append(self._item)
+        _, _, name = self._items[0]["id"].partition("_")
+        self._item = {**item, "id": f"{prefix}_{name}_{len(self._items)}", "status": "in_progress"}
+        self._done = 0
+        return self._event(_ADDED, {"output_index": len(self._items), "item": self._item})
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item["id"], "output_index": len(self._items)}
+
+    def _end_of_item(self, status: str = "completed") -> bytes:
+        self._item["status"], place = status, self._place()
+        ends: tuple[str, ...] = _DONE
+        if self._item["type"] == _MESSAGE:
+            text, at = self.progress.text[self._text_at :], {**place, "content_index": 0}
+            self._item["content"] = [part := _part(text, None)]
+            fields = [{**at, "logprobs": [], "text": text}, {**at, "part": part}]
+        else:
+            ends = (f"{_OF_CALL}.done", _DONE[-1])
+            fields = [{**place, "arguments": self._item["arguments"], "name": self._item["name"]}]
+        fields.append({"item": self._item, "output_index": len(self._items)})
+        left = list(zip(ends, fields, strict=True))[self._done :]
+        self._done = len(_DONE)
+        return b"".join(self._event(kind, told) for kind, told in left)
 
     def usage(self, usage: Mapping[str, Any], document: Mapping[str, Any]) -> bytes:
         details = usage.get("prompt_tokens_details") or {}
@@ -119,7 +153,12 @@ class Responses(Grammar):
             raise NotResumable("usage")
         status = self._item["status"]
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        told = {"output": [self._item], "status": status, "incomplete_details": details, "usage": self._usage}
+        told = {
+            "output": [*self._items, self._item],
+            "status": status,
+            "incomplete_details": details,
+            "usage": self._usage,
+        }
         model = self._model or self._response["model"]
         return comment + self._event(f"response.{status}", {"response": {**self._response, "model": model, **told}})
 
@@ -128,19 +167,5 @@ class Responses(Grammar):
         return named(kind, {**fields, "sequence_number": self._number - 1, "type": kind})
 
 
-def _message(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises NotResumable for what is no message."""
-    if (kind := item.get("type", "message")) != "message":
-        raise NotResumable(kind)
-    role, content = item["role"], item["content"]
-    if role == "assistant" and not isinstance(content, str):
-        content = content[0]["text"]
-    return {"role": role, "content": content if isinstance(content, str) else list(map(_content, content))}
-
-
-def _content(part: Mapping[str, Any]) -> dict[str, Any]:
-    if part["type"] in ("input_text", "output_text", "text"):
-        return {"type": "text", "text": part["text"]}
-    if part["type"] == "input_image":
-        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    raise NotResumable(part["type"])
+def _part(text: str, logprobs: list[Any] | None) -> dict[str, Any]:
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}

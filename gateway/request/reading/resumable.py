@@ -6,7 +6,7 @@ of the answer alone, or begins with the answer, would look at something else. Fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gateway.endpoints import Endpoint
@@ -34,11 +34,17 @@ _NEUTRAL: Final = frozenset(
         *("prompt_cache_retention", "verbosity"),
     }
 )
-_HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
+_CHOICES: Final = [
+    {"type": kind, **told}
+    for kind in ("none", "auto")
+    for told in ({}, {"disable_parallel_tool_use": False}, {"disable_parallel_tool_use": True})
+]
+"""In messages: the engine may call a tool, and need not."""
+_HARMLESS: Final[dict[str, Sequence[Any]]] = {
     "n": (1,),
     "best_of": (1,),
     "modalities": (["text"],),
-    "tool_choice": ("none", "auto"),
+    "tool_choice": ("none", "auto", *_CHOICES),
     "function_call": ("none", "auto"),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -52,7 +58,6 @@ _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
     "include_reasoning": (True,),
-    "tools": ([],),
     "store": (False,),
     "background": (False,),
     "include": ([],),
@@ -60,19 +65,20 @@ _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "truncation": ("disabled",),
     "top_logprobs": (0,),
     "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
+    "output_config": [{"effort": each} for each in ("low", "medium", "high", "xhigh", "max")],
 }
 """Fields that do no harm with one of these values."""
 _OF_CHATS: Final = SAMPLING | _OF_PROMPT | _NEUTRAL
 _OF_MESSAGES: Final = frozenset(
     {
         *("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "metadata", "service_tier"),
-        *("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs", "vllm_xargs"),
+        *("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs", "vllm_xargs", "tools"),
     }
 )
 _OF_RESPONSES: Final = SAMPLING | {
     *("model", "input", "instructions", "max_output_tokens", "stream", "stream_options", "metadata", "service_tier"),
     *("parallel_tool_calls", "max_tool_calls", "safety_identifier", "chat_template_kwargs", "mm_processor_kwargs"),
-    *("media_io_kwargs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("media_io_kwargs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "tools"),
 }
 _KNOWN: Final[dict[str | None, frozenset[str]]] = {
     "chat": _OF_CHATS,
@@ -80,7 +86,7 @@ _KNOWN: Final[dict[str | None, frozenset[str]]] = {
     "message": _OF_MESSAGES,
     "response": _OF_RESPONSES,
 }
-"""By the kind of prompt: the fields that do no harm. The rest of a message is asked for as a chat, without tools."""
+"""By the kind of prompt: the fields that do no harm."""
 _MAX_NAME_CHARS: Final = 64
 
 

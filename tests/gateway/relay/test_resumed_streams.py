@@ -195,3 +195,124 @@ async def test_a_rest_that_a_replica_refuses_is_not_asked_for_again(pair: Pair, 
 async def test_if_no_other_replica_gives_the_rest_the_one_that_broke_is_asked(pair: Pair) -> None:
     refusal = whole(b'{"error":{"message":"no"}}', status=503)
     assert words(await answered(pair, BROKEN, refusal, EVENTS + chunk(more(10, "stop") + DONE) + END)) == first(11)
+
+
+def named(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+AGENT = {
+    "model": "m",
+    "max_tokens": 40,
+    "stream": True,
+    "messages": [{"role": "user", "content": "Hello"}],
+    "tools": [{"name": "f", "input_schema": {}}],
+}
+MESSAGE = (
+    named("message_start", message={"id": "c", "usage": {"input_tokens": 3, "output_tokens": 0}})
+    + named("content_block_start", content_block={"type": "text", "text": ""}, index=0)
+    + b"".join(
+        named("content_block_delta", delta={"type": "text_delta", "text": f"w{number} "}, index=0)
+        for number in range(10)
+    )
+)
+"""Ten tokens of a message."""
+CUT = whole(orjson.dumps({"tokens": [*range(10)]}))
+"""What /tokenize answers."""
+GOES_ON = event(choices=[{"index": 0, "delta": {"role": "assistant"}}], prompt_token_ids=[1, 2, 3, *range(10)])
+
+
+def calls(*parts: dict[str, Any], reason: str | None = None) -> bytes:
+    """An event of a chat with parts of calls of a tool."""
+    return event(choices=[{"index": 0, "delta": {"tool_calls": [*parts]}, "finish_reason": reason}])
+
+
+CALL = calls({"index": 0, "id": "call_1", "type": "function", "function": {"name": "f"}})
+ARGUMENTS = calls({"index": 0, "function": {"arguments": '{"x": 1}'}})
+
+
+async def answered_message(pair: Pair, *answers: bytes, **fields: Any) -> httpx.Response:
+    """What a client of /v1/messages gets if the replicas give these answers, one to each request."""
+    left = list(answers)
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(left.pop(0))
+
+    for replica in pair.replicas:
+        replica.answer = answer
+    response = await pair.http.post("/v1/messages", json=AGENT | fields)
+    assert left == []
+    return response
+
+
+async def test_a_message_whose_rest_calls_a_tool_ends_with_that_call(pair: Pair) -> None:
+    usage = event(choices=[], usage={"prompt_tokens": 13, "completion_tokens": 9, "total_tokens": 22})
+    end = event(choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]) + usage + DONE
+    rest = EVENTS + chunk(GOES_ON + token(10) + CALL + ARGUMENTS + end) + END
+    text = (await answered_message(pair, EVENTS + chunk(MESSAGE), CUT, rest)).text
+    events = [orjson.loads(each.partition("data: ")[2]) for each in text.split("\n\n") if each.startswith("event")]
+    block = {"type": "tool_use", "id": "call_1", "name": "f", "input": {}}
+    argument = {"type": "input_json_delta", "partial_json": '{"x": 1}'}
+    assert events[-7:] == [
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "w10 "}, "index": 0},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "content_block": block, "index": 1},
+        {"type": "content_block_delta", "delta": argument, "index": 1},
+        {"type": "content_block_stop", "index": 1},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+            "usage": {"input_tokens": 3, "output_tokens": 19},
+        },
+        {"type": "message_stop"},
+    ]
+    asked = [orjson.loads(replica.body) for replica in pair.replicas if b'"continue_final_message"' in replica.body]
+    function = {"name": "f", "parameters": {"type": "object"}}
+    assert [each["tools"] for each in asked] == [[{"type": "function", "function": function}]]
+    assert await metric(pair, 'kvgate_stream_resumptions_total{outcome="text"') == 1
+
+
+async def test_a_stream_that_breaks_within_a_call_of_a_tool_does_not_go_on_once_more(pair: Pair) -> None:
+    rest = EVENTS + chunk(GOES_ON + b"".join(map(token, range(10, 20))) + CALL + ARGUMENTS)
+    text = (await answered_message(pair, EVENTS + chunk(MESSAGE), CUT, rest)).text
+    assert "(not resumable: tool_calls)" in text
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_reminders_of_the_system_stay_in_their_place_if_the_template_takes_them_there(
+    pair: Pair, takes: bool
+) -> None:
+    """vLLM 0.33 moves them to the first message if it does not: then a prompt with them in their place is refused."""
+    messages = [{"role": "user", "content": "Hello"}, {"role": "system", "content": "Be brief."}]
+    rest = EVENTS + chunk(GOES_ON + token(10, "stop") + USAGE + DONE) + END
+    refusal = whole(b'{"error":{"message":"System message must be at the beginning."}}', status=400)
+    prompts = [whole(b'{"tokens":[1,2,3]}')] if takes else [refusal, refusal]
+    text = (await answered_message(pair, EVENTS + chunk(MESSAGE), CUT, *prompts, rest, messages=messages)).text
+    assert "x-kvgate-resumed: 1; text" in text
+    [asked] = [orjson.loads(each.body) for each in pair.replicas if b'"continue_final_message"' in each.body]
+    assert asked["messages"][:-1] == (messages if takes else messages[::-1])
+
+
+async def test_a_rest_that_calls_a_tool_waits_for_its_replica(pair: Pair) -> None:
+    """It could not go on elsewhere once more."""
+    may_end, left = asyncio.Event(), [EVENTS + chunk(MESSAGE), CUT]
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        if left:
+            writer.write(left.pop(0))
+            return
+        writer.write(EVENTS + chunk(GOES_ON + b"".join(map(token, range(10, 20))) + CALL))
+        await writer.drain()
+        await may_end.wait()
+
+    for replica in pair.replicas:
+        replica.answer = answer
+    async with pair.http.stream("POST", "/v1/messages", json=AGENT) as response:
+        pieces, text = response.aiter_text(), ""
+        while "tool_use" not in text:
+            text += await anext(pieces)
+        [of_replica] = pair.gateway.moves.waiting.values()
+        [waiting] = of_replica
+        assert waiting.can_go_on is not None
+        assert not waiting.can_go_on()
+        may_end.set()
