@@ -34,6 +34,7 @@ from gateway.relay.retries import (
     maybe_executed,
     prompt_stalls_replicas,
 )
+from gateway.relay.second import Second
 from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
@@ -194,9 +195,8 @@ class Attempts:
             reply.note(ticket, job.caller.sees_decisions)
             reply.trace.attempting(ticket, job.headers)
             failure = await self._attempt(job, tries, reply, held)
-            if tries.second is not None:
-                await self._answered_by_second(job, tries, reply)
-                return True
+            if failure is not None and (second := tries.second) is not None and second.failure is None:
+                failure = await self._answered_by_second(job, tries, reply, second, failure)
             if failure is None:
                 return True
             reply.trace.failed(failure.reason)
@@ -282,8 +282,9 @@ class Attempts:
     def _failed(self, tries: Tries, failure: Failure) -> None:
         """An attempt has failed."""
         tries.ticket.used = NOTHING
-        if failure.reason == ASLEEP:
-            self._metrics.retries.inc(ASLEEP)
+        if failure.reason in (ASLEEP, HEDGED):
+            if failure.reason == ASLEEP:
+                self._metrics.retries.inc(ASLEEP)
             tries.tickets.pop()  # it has done nothing: the request is placed as if it had not been there
             return
         tries.ticket.failure = failure.reason
@@ -324,7 +325,7 @@ class Attempts:
             with (
                 self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
                 self._waiting(job, tries, limit) as waiting,
-                self._hedges.watch(job, tries, waiting) as hedge,
+                self._hedges.watch(job, tries, waiting, self._second_failed) as hedge,
             ):
                 ticket.sent_s = time.monotonic()
                 body, headers = self._outgoing.body(job, ticket), self._outgoing.headers(job, ticket)
@@ -336,14 +337,13 @@ class Attempts:
                 if not streamed:
                     ticket.answered_s = time.monotonic()
                 is_whole = await (begun(job, answer, held) if streamed else gathered(answer, held))
-                if streamed:
-                    hedge.has_begun()
-            said = begins(job, answer) if streamed else says(job, answer, is_whole)
-            if said.unfinished is not None and (failure := failure_of(said.unfinished, job, reply)) is not None:
-                self._refuse_replay(job, ticket, answer, failure.reason)
-                return self._doubted(ticket, failure)
-            if answer.status >= 400 and self._elsewhere.is_refused_here(job, tries, answer, is_whole):
-                return await declined(answer, held)
+                said = begins(job, answer) if streamed else says(job, answer, is_whole)
+                if said.unfinished is not None and (failure := failure_of(said.unfinished, job)) is not None:
+                    self._refuse_replay(job, ticket, answer, failure.reason)
+                    return self._doubted(ticket, failure)
+                if answer.status >= 400 and self._elsewhere.is_refused_here(job, tries, answer, is_whole):
+                    return await declined(answer, held)
+                hedge.answered(streamed)
             self._taken(job, tries, answer, streamed, reply)
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer, said.document)
@@ -353,7 +353,7 @@ class Attempts:
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
         except TimeoutError:
-            if tries.second is not None:
+            if waiting.move_reason == HEDGED:
                 return Failure(HEDGED)
             return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
         finally:
@@ -361,20 +361,51 @@ class Attempts:
                 answer.close()
             self._ended(ticket)
 
-    async def _answered_by_second(self, job: Job, tries: Tries, reply: Reply) -> None:
-        """A second attempt has begun before the current one, which is over. Raises as `_attempt` does."""
-        reply.trace.failed(HEDGED)
-        second = tries.take_second()
-        ticket, answer = second.ticket, second.answer
-        assert answer is not None
+    async def _answered_by_second(
+        self, job: Job, tries: Tries, reply: Reply, second: Second, failure: Failure
+    ) -> Failure | None:
+        """This failure has ended the first attempt. A second one has begun before it, or still waits. None if the
+        client was answered."""
+        reply.trace.failed(failure.reason)
+        first, ticket = tries.ticket, second.ticket
+        self._failed(tries, failure)
+        tries.follow(first, ticket)
         reply.note(ticket, job.caller.sees_decisions)
         reply.trace.attempting(ticket, job.headers)
         try:
-            self._taken(job, tries, answer, True, reply)
-            await self._relayed(job, tries, reply, answer, second.held, Said(plain_bytes=second.plain_bytes))
+            if (failed := await self._fails(job, tries, reply, second)) is not None:
+                tries.second = second  # until the request ends: what it holds may be passed on
+                return failed
+            assert second.answer is not None
+            self._taken(job, tries, second.answer, True, reply)
+            await self._relayed(job, tries, reply, second.answer, second.held, Said(plain_bytes=second.plain_bytes))
+            return None
         finally:
-            second.end()
+            if second.failure is None:
+                second.end()
             self._ended(ticket)
+
+    async def _fails(self, job: Job, tries: Tries, reply: Reply, second: Second) -> Failure | None:
+        """Waits until a second attempt has begun, or failed."""
+        try:
+            with (
+                self._deadlines.within(self._timeouts.first_byte_s, reply.task) as limit,
+                self._waiting(job, tries, limit) as waiting,
+            ):
+                await second.waiting
+        except TimeoutError:
+            failure = Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall)
+            second.failed(self._doubted(second.ticket, failure))
+        return second.failure
+
+    def _second_failed(self, tries: Tries, second: Second, failure: Failure) -> None:
+        """Counts the failure of a second attempt, unless the replica only refuses what another one may take. If the
+        first one still waits, the second one is one of those that failed before."""
+        if failure.status and not failure.is_server_error:
+            return
+        self._doubted(second.ticket, failure)
+        if tries.ticket is not second.ticket:
+            tries.failed_beside(second.ticket, failure)
 
     def _ended(self, ticket: Ticket) -> None:
         """However the attempt ended."""

@@ -20,7 +20,7 @@ from gateway.relay.error_shapes import error_body
 from gateway.relay.events import event_data, read_event, split_events
 from gateway.relay.held import HeldBytes
 from gateway.relay.relay import MAX_GATHERED_BYTES, MAX_READ_BYTES, json_object
-from gateway.relay.reply import Reply, passed_headers
+from gateway.relay.reply import passed_headers
 from gateway.relay.retries import Failure
 from gateway.relay.token_ids import without_prompt_ids
 from gateway.request.reader import Job
@@ -117,7 +117,7 @@ def begins(job: Job, answer: Answer) -> Said:
     return _NOTHING
 
 
-def failure_of(found: Unfinished, job: Job, reply: Reply) -> Failure | None:
+def failure_of(found: Unfinished, job: Job) -> Failure | None:
     """The failure if the engine did not finish an answer. Nothing was sent to the client yet, so it can still get
     another replica's answer, or the status that the engine's error names."""
     if found is _EMPTY:
@@ -129,7 +129,7 @@ def failure_of(found: Unfinished, job: Job, reply: Reply) -> Failure | None:
             return None
         message = "The engine aborted this answer before it was complete, and no other replica could give it."
         error = ApiError(found.status, "answer_aborted", message)
-        body = error_body(error, job.endpoint.api, reply.request_id)
+        body = error_body(error, job.endpoint.api, job.id)
     elif job.endpoint.api == "anthropic":
         body = orjson.dumps({"type": "error", "error": found.error})
     else:

@@ -1,4 +1,5 @@
 """Second attempts of streams whose first byte is late (hedges): the first to begin answers, the other one is cancelled.
+If the first attempt fails, the second one takes its place. If the second one fails, that counts as any failed attempt.
 
 A replica can be slow long before anybody counts it as dead, hung or slow. A placement tells what work is ahead of a
 request, so a gateway knows when its first byte is due. If it is late, and so were others of that replica, another one
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final
@@ -23,11 +25,12 @@ from coordinator.pool.hedged import tell
 from coordinator.store import Store
 from gateway.deadlines import TICK_S, Deadlines
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.relay.beginnings import begins, begun
+from gateway.relay.beginnings import begins, begun, declined, failure_of
 from gateway.relay.elsewhere import Elsewhere
 from gateway.relay.lateness import Lateness, predicted_s, tokens_until
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
+from gateway.relay.retries import Failure
 from gateway.relay.second import Second
 from gateway.relay.tries import Tries
 from gateway.request.admission import Admission
@@ -85,8 +88,11 @@ class Hedges:
         """These hold from now on."""
         self._settings = settings
 
-    def watch(self, job: Job, tries: Tries, waiting: WaitingAttempt) -> Hedge | Unwatched:
-        """`with hedges.watch(…) as hedge:` surrounds the wait for the first byte of the last ticket's attempt."""
+    def watch(
+        self, job: Job, tries: Tries, waiting: WaitingAttempt, failed: Callable[[Tries, Second, Failure], None]
+    ) -> Hedge | Unwatched:
+        """`with hedges.watch(…) as hedge:` surrounds the wait for the first byte of the last ticket's attempt. `failed`
+        is told if a second one fails."""
         ticket, placement = tries.ticket, tries.ticket.placement
         if placement is None or not self._settings.max_share:
             return UNWATCHED
@@ -97,7 +103,7 @@ class Hedges:
         if not waiting.serving or not _may_hedge(job, tries):
             return UNWATCHED
         due = predicted_s(placement.ahead_tokens, placement.backlog_tokens, _tokens_per_s(ticket))
-        return Hedge(self, job, tries, waiting, lateness, due)
+        return Hedge(self, job, tries, waiting, failed, lateness, due)
 
     def late_s(self, lateness: Lateness, predicted_s: float) -> float:
         """After how long a first byte is late."""
@@ -147,8 +153,8 @@ class Hedge:
     """One wait for a first byte, and the second attempt that begins if it is late."""
 
     __slots__ = (
-        "_first", "_hedges", "_is_late", "_job", "_lateness", "_predicted_s", "_second", "_task", "_tries", "_waiting",
-        "due_s",
+        "_failed", "_first", "_hedges", "_is_answered", "_is_late", "_is_over", "_job", "_lateness", "_predicted_s",
+        "_second", "_task", "_tries", "_waiting", "due_s",
     )  # fmt: skip
 
     def __init__(
@@ -157,14 +163,15 @@ class Hedge:
         job: Job,
         tries: Tries,
         waiting: WaitingAttempt,
+        failed: Callable[[Tries, Second, Failure], None],
         lateness: Lateness,
         predicted_s: float,
     ) -> None:
-        self._hedges, self._job, self._tries, self._waiting = hedges, job, tries, waiting
+        self._hedges, self._job, self._tries, self._waiting, self._failed = hedges, job, tries, waiting, failed
         self._lateness, self._predicted_s, self._first = lateness, predicted_s, tries.ticket
         self._task: asyncio.Task[None] | None = None
         self._second: Second | None = None
-        self._is_late = False
+        self._is_late = self._is_answered = self._is_over = False
         self.due_s = 0.0
 
     def __enter__(self) -> Hedge:
@@ -175,14 +182,22 @@ class Hedge:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """If the first attempt has failed, or its client has left, a second one that was sent stays with the tries."""
         self._hedges.deadlines.remove(self)
-        if self._task is not None:
-            self._task.cancel()  # if it has won, it is over
+        self._is_over = True
+        if self._second is None:
+            if self._task is not None:
+                self._task.cancel()
+        elif self._is_answered:
+            self._tries.second = None
+            self._second.give_back()
 
-    def has_begun(self) -> None:
-        """The first byte is here."""
-        ratio = (time.monotonic() - self._first.sent_s) / self._predicted_s
-        self._lateness.observe(self._first.replica, ratio, self._is_late)
+    def answered(self, in_a_stream: bool) -> None:
+        """The first attempt answers."""
+        self._is_answered = True
+        if in_a_stream:
+            ratio = (time.monotonic() - self._first.sent_s) / self._predicted_s
+            self._lateness.observe(self._first.replica, ratio, self._is_late)
 
     def expire(self) -> None:
         """The first byte is late."""
@@ -201,16 +216,11 @@ class Hedge:
     async def _run(self) -> None:
         outcome = "failed"
         try:
-            outcome = await self._place() or await self._send()
-        except UpstreamError:
-            pass
+            outcome = await self._place() or await self._begin()
         except asyncio.CancelledError:
             outcome = "lost" if self._second is not None else ""
             raise
         finally:
-            if outcome != "won" and self._second is not None:
-                self._second.give_back()
-                self._second = None
             if outcome not in ("", LATER):
                 self._first.late = outcome
                 self._hedges.metrics.hedges.inc(outcome)
@@ -226,37 +236,48 @@ class Hedge:
             return refusal.reason
         except (StoreError, OverLimit, OverBudget):
             return "refused"
-        self._second = Second(ticket, self._hedges.admission)
+        assert self._task is not None
+        self._second = self._tries.second = Second(ticket, self._hedges.admission, self._task)
         assert ticket.placement is not None
         self._hedges.metrics.hedged_tokens.inc(by=ticket.placement.backlog_tokens)
         return ""
 
-    async def _send(self) -> str:
+    async def _begin(self) -> str:
         """Sends the request, and waits until its answer begins. What became of it."""
-        hedges, job, second = self._hedges, self._job, self._second
+        second = self._second
         assert second is not None
-        ticket, outgoing = second.ticket, hedges.outgoing
+        try:
+            failure = await self._send(second)
+        except UpstreamError as error:
+            failure = Failure(error.reason)
+        if failure is None:
+            self._win(second)
+            return "won"
+        second.failed(failure)
+        self._failed(self._tries, second, failure)
+        return "failed"
+
+    async def _send(self, second: Second) -> Failure | None:
+        """None if its answer has begun. Raises UpstreamError."""
+        hedges, job, ticket = self._hedges, self._job, second.ticket
         ticket.sent_s = time.monotonic()
-        body, headers = outgoing.body(job, ticket), outgoing.headers(job, ticket)
-        target = outgoing.target(job, ticket)
+        body, headers = hedges.outgoing.body(job, ticket), hedges.outgoing.headers(job, ticket)
+        target = hedges.outgoing.target(job, ticket)
         second.answer = answer = await hedges.upstream.send(job.method, ticket.url, target, headers, body)
         if answer.status != 200 or not answer.is_event_stream:
-            return "failed"
+            return await declined(answer, second.held)
         await begun(job, answer, second.held)
         said = begins(job, answer)
-        if said.unfinished is not None:
-            return "failed"
-        second.plain_bytes = said.plain_bytes
-        self._win(second)
-        return "won"
+        second.plain_bytes, found = said.plain_bytes, said.unfinished
+        return None if found is None else failure_of(found, job) or Failure(found.reason, found.status)
 
     def _win(self, second: Second) -> None:
-        """The first attempt ends now, before another task runs."""
+        """If the first attempt still waits, it ends now, before another task runs."""
         replica, other, after_s = self._first.replica, second.ticket.replica, time.monotonic() - self._first.sent_s
-        self._lateness.observe(replica, after_s / self._predicted_s, self._is_late)
         second.ticket.hedged, second.ticket.late = replica, "won"
-        self._tries.second = second
-        self._waiting.move(HEDGED)
+        if not self._is_over:
+            self._lateness.observe(replica, after_s / self._predicted_s, self._is_late)
+            self._waiting.move(HEDGED)
         _log.info("a late stream began elsewhere", replica=replica, other=other, after_s=round(after_s, 3))
 
 
@@ -268,7 +289,7 @@ class Unwatched:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def has_begun(self) -> None: ...
+    def answered(self, in_a_stream: bool) -> None: ...
 
 
 UNWATCHED: Final = Unwatched()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.placement import NOTHING
 from gateway.relay.retries import Failure
 from gateway.relay.seam import Seam
 from gateway.relay.second import Second
@@ -24,7 +23,8 @@ class Tries:
         self.last: Ticket | None = None
         """The newest ticket; also one that does not count as a try."""
         self.second: Second | None = None
-        """A second attempt that has begun first, and whose answer nobody passes on yet. hedges.py sets it."""
+        """A second attempt that was sent beside the current one, and waits, has begun, or has failed. hedges.py sets
+        it, and takes it away if the current one answers."""
         self.rounds = 0
         """How often it was tried everywhere in vain, and began again."""
         self.sent: Sent | None = None
@@ -59,6 +59,9 @@ class Tries:
 
     def begin_again(self) -> None:
         """Forget where it was tried. The load of these attempts is given back: the last one's by the next placement."""
+        if self.second is not None:
+            self.second.give_back()
+            self.second = None
         self.tickets.clear()
         self.failures.clear()
         self.rounds += 1
@@ -69,14 +72,17 @@ class Tries:
         self.left = self.ticket.replica
         self.tickets, self.failures = [], []
 
-    def take_second(self) -> Second:
-        """The second attempt takes the place of the current one, which holds nothing any more."""
-        second, self.second = self.second, None
-        assert second is not None
-        self.ticket.used = NOTHING
-        self.ticket.done()
-        self.last = self.tickets[-1] = second.ticket
-        return second
+    def failed_beside(self, second: Ticket, failure: Failure) -> None:
+        """A second attempt has failed, and the current one goes on."""
+        second.failure = failure.reason
+        self.tickets.insert(-1, second)
+        self.failures.append(failure)
+
+    def follow(self, first: Ticket, second: Ticket) -> None:
+        """A second attempt is the current one now. The first one holds nothing any more."""
+        first.done()
+        self.second, self.last = None, second
+        self.tickets.append(second)
 
     def done(self) -> None:
         """No attempt holds load any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -69,6 +70,28 @@ class HedgeStage(Stage):
         await self.fail(owner, "slower", times=SLOWER)
         return text, owner
 
+    async def asked(self) -> dict[str, int]:
+        """How many requests each replica has got."""
+        return {each.id: (await self.replica_state(each))["requests"] for each in self.cluster.replicas}
+
+    async def computing(self) -> list[SimReplica]:
+        """The replicas that compute a request."""
+        states = {replica.id: await self.replica_state(replica) for replica in self.cluster.replicas}
+        return [each for each in self.cluster.replicas if states[each.id]["running"] + states[each.id]["waiting"]]
+
+    async def records(self, answer: httpx.Response) -> Any:
+        """What is kept of a request."""
+
+        async def told() -> Any:
+            kept = await self.http.get(f"{self.urls[0]}/v1/decisions/{answer.headers['x-request-id']}")
+            return kept.json().get("decisions")
+
+        return await eventually(told)
+
+    async def has_failed_once(self, replica: str) -> bool:
+        """Whether its breaker has counted one failure."""
+        return (await self.ledger.breakers()).get(replica, "").startswith("1 ")
+
     async def outcomes(self, outcome: str) -> float:
         return await self.metric_of_all("kvgate_hedges_total", outcome=outcome)
 
@@ -117,14 +140,57 @@ async def test_a_late_stream_is_answered_by_another_replica(stage: HedgeStage) -
     assert f"hedged={owner.id}" in answer.headers["x-kvgate-decision"]
     assert (await stage.replica_state(owner))["aborted"] == aborted + 1
     assert await stage.outcomes("won") == 1
-
-    async def told() -> Any:
-        kept = await stage.http.get(f"{stage.urls[0]}/v1/decisions/{answer.headers['x-request-id']}")
-        return kept.json().get("decisions")
-
-    [record] = await eventually(told)
+    [record] = await stage.records(answer)
     assert (record["hedged"], record["replica"]) == (owner.id, second)
     assert any(line.startswith(f"{owner.id} was late") for line in reasons(record))
+
+
+@pytest.mark.parametrize("mode", ["cut", "error"])
+async def test_a_second_attempt_answers_if_the_first_one_fails(stage: HedgeStage, mode: str) -> None:
+    await stage.earns()
+    text, owner = await stage.slow_owner()
+    others = [replica for replica in stage.cluster.replicas if replica is not owner]
+    await asyncio.gather(*(stage.fail(replica, "slower", times=2 * SLOWER) for replica in others))
+    await stage.fail(owner, mode, after_tokens=0)  # when the first token is due
+    before, won = await stage.asked(), await stage.outcomes("won")
+    answer = await stage.streams(text, gateway=1)
+    asked, second = await stage.asked(), answer.headers["x-kvgate-replica"]
+    assert second != owner.id
+    assert {name: asked[name] - before[name] for name in asked if asked[name] != before[name]} == {
+        owner.id: 1,
+        second: 1,
+    }
+    assert await stage.outcomes("won") == won + 1
+    [record] = await stage.records(answer)
+    assert [each["replica"] for each in record["failed"]] == [owner.id]
+
+
+async def test_a_third_replica_answers_if_both_attempts_die(stage: HedgeStage) -> None:
+    await stage.earns()
+    for replica in stage.cluster.replicas:
+        await stage.fail(replica, "slower", times=SLOWER)
+    asking = asyncio.get_running_loop().create_task(stage.streams(stage.new_prompt()))
+    await eventually(lambda: both_compute(stage))
+    dead = await stage.computing()
+    for replica in dead:
+        replica.signal(signal.SIGKILL)
+    answer = await asking
+    assert answer.headers["x-kvgate-replica"] not in [replica.id for replica in dead]
+    [record] = await stage.records(answer)
+    assert sorted(each["replica"] for each in record["failed"]) == sorted(replica.id for replica in dead)
+
+
+async def test_a_second_attempt_that_fails_counts_for_its_replicas_breaker(stage: HedgeStage) -> None:
+    await stage.earns()
+    text, owner = await stage.slow_owner()
+    others = [replica for replica in stage.cluster.replicas if replica is not owner]
+    await asyncio.gather(*(stage.fail(replica, "reset", count=-1) for replica in others))
+    answer = await stage.streams(text, gateway=1)
+    assert answer.headers["x-kvgate-replica"] == owner.id
+    [record] = await stage.records(answer)
+    [failed] = record["failed"]
+    assert (failed["why"], record["late"]) == ("reset", "failed")
+    await eventually(lambda: stage.has_failed_once(failed["replica"]))
 
 
 async def test_a_late_prompt_is_expected_only_where_it_was_computed(stage: HedgeStage) -> None:
@@ -148,18 +214,17 @@ async def test_a_client_that_leaves_takes_both_attempts_with_it(stage: HedgeStag
     body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": stage.new_prompt()}]}
     asking = asyncio.get_running_loop().create_task(stage.http.post(stage.urls[0] + CHAT, json=body))
 
-    async def both_compute() -> bool:
-        states = [await stage.replica_state(replica) for replica in stage.cluster.replicas]
-        return sum(state["running"] + state["waiting"] for state in states) == 2
-
-    await eventually(both_compute)
+    await eventually(lambda: both_compute(stage))
     asking.cancel()
 
     async def nobody_computes() -> bool:
-        states = [await stage.replica_state(replica) for replica in stage.cluster.replicas]
-        return not any(state["running"] + state["waiting"] for state in states)
+        return not await stage.computing()
 
     await eventually(nobody_computes)
+
+
+async def both_compute(stage: HedgeStage) -> bool:
+    return len(await stage.computing()) == 2
 
 
 async def test_all_gateways_hedge_no_more_than_their_share(stage: HedgeStage) -> None:
