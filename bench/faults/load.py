@@ -36,6 +36,7 @@ IMPATIENT_AFTER_S = 4.0
 frozen does not stop the load."""
 _CONNECT_S = 1.0
 _PATH = "/v1/chat/completions"
+_WENT_ON = b"\n: x-kvgate-resumed: "
 _CODE = re.compile(rb'"code": ?"(\w+)"')
 _STATE, _WAITED_MS = re.compile(r"state=(\w+)"), re.compile(r"waited_ms=(\d+)")
 
@@ -77,6 +78,7 @@ class _Asking:
             self.late_s,
             self.waited_s,
             detail,
+            _WENT_ON in self.body,
         )
 
 

@@ -99,6 +99,7 @@ def _judged_requests(seen: Sequence[Seen], strikes: Sequence[Strike], late_after
     kinds = Counter(f"{said.value}: {one.detail or one.end.value}" for one, said in verdicts if said.is_failure)
     late = [one.late_s for one, said in verdicts if said is Verdict.LATE]
     waits = [one.waited_s for one, said in verdicts if said is not Verdict.LATE_EXCUSED]
+    went_on = sum(one.went_on for one in seen)
     return {
         "requests": len(seen),
         "failed": counts[Verdict.LOST] + counts[Verdict.SAVABLE],
@@ -109,6 +110,8 @@ def _judged_requests(seen: Sequence[Seen], strikes: Sequence[Strike], late_after
         "longest_wait_s": max(waits, default=0.0),
         "kinds": dict(kinds),
         "states": dict(Counter(one.state for one in seen if one.state)),
+        "streams_broken": went_on + sum(one.detail == "stream_broken" for one in seen),
+        "streams_went_on": went_on,
     }
 
 

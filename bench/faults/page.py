@@ -149,6 +149,7 @@ def _section(section: Section, rows: Sequence[Row]) -> str:
     missed = [row for row in rows if row.missed]
     measured = [row for row in rows if not row.skipped]
     lines += [f"{len(measured) - len(missed)} of {len(measured)} faults met all goals.", ""]
+    lines += _resumed(measured)
     unmeasured = [
         name for name in measured_with(section.gateways, section.waits) if name not in {row.fault for row in measured}
     ]
@@ -159,6 +160,15 @@ def _section(section: Section, rows: Sequence[Row]) -> str:
         lines += [f"- {row.fault}: {_cell('; '.join(row.missed))}" for row in missed]
         lines.append("")
     return "\n".join(lines)
+
+
+def _resumed(rows: Sequence[Row]) -> list[str]:
+    """How many of the broken streams went on elsewhere, if any broke."""
+    broken = sum(row.streams_broken or 0 for row in rows)
+    if not broken:
+        return []
+    went_on = sum(row.streams_went_on for row in rows)
+    return [f"{went_on} of {broken} streams that a replica broke off went on at another one.", ""]
 
 
 def line(row: Row) -> str:

@@ -52,6 +52,10 @@ class Row:
     """The last problem that was seen."""
     states: dict[str, int] = field(default_factory=dict)
     """Requests by the state of their decision."""
+    streams_broken: int | None = None
+    """Streams that a replica broke off. None: it was measured before these were counted."""
+    streams_went_on: int = 0
+    """Those of them that went on at another replica."""
     idle_share: float = 0.0
     """The idle share of the machine's processors."""
     wall_s: float = 0.0

@@ -67,6 +67,8 @@ class Seen:
     """How long it waited in KVGate's queue before its last attempt, as the answer's head says."""
     detail: str = ""
     """Status and code, or how the connection broke."""
+    went_on: bool = False
+    """Whether its stream broke off, and went on at another replica, as the stream says at its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,17 @@ async def test_whole_answers_are_complete_and_tell_who_answered_and_how_it_was_d
         assert seen.late_s < 1
 
 
+async def test_a_stream_that_went_on_at_another_replica_is_known(http: aiohttp.ClientSession, serve: Serve) -> None:
+    async def resumed(writer: asyncio.StreamWriter, streams: bool) -> None:
+        if not streams:
+            return await _whole(writer, streams)
+        return writer.write(EVENTS + b"data: {}\n\n: x-kvgate-resumed: 1; exact\n\ndata: [DONE]\n\n")
+
+    seen = await asked(http, await serve(resumed))
+    assert {(one.end, one.streams) for one in seen if one.went_on} == {(End.COMPLETE, True)}
+    assert all(one.went_on == one.streams for one in seen)
+
+
 @pytest.mark.parametrize(
     ("answer", "ends"),
     [

@@ -14,7 +14,7 @@ import pytest
 from bench import record
 from bench.faults import __main__ as command
 from bench.faults import results
-from bench.faults.page import PAGE, write
+from bench.faults.page import PAGE, page, write
 from bench.faults.row import Row, Section
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +130,16 @@ def test_goals_of_the_queue_are_judged_where_requests_wait() -> None:
         (replace(GOOD_WAITING, seats_left="left of the queue: fair"), "left of the queue: fair"),
     ):
         assert harmed.judged().missed == (named,)
+
+
+def test_the_page_says_how_many_broken_streams_went_on() -> None:
+    """Of rows that were measured before they were counted, it says nothing."""
+    counted = replace(GOOD, streams_broken=30, streams_went_on=29)
+    told = "59 of 60 streams that a replica broke off went on at another one."
+    assert told in page(
+        [counted, replace(counted, streams_went_on=30), GOOD], {"cores": "2", "processor": "", "python": ""}
+    )
+    assert "broke off went on" not in page([GOOD], {"cores": "2", "processor": "", "python": ""})
 
 
 def test_the_published_page_is_made_of_the_published_results(tmp_path: Path) -> None:
