@@ -70,6 +70,9 @@ class Seam:
             except NotResumable as error:
                 self.why_lost = error.reason
                 break
+            except (LookupError, TypeError, AttributeError):  # no engine that we know writes such an event
+                self.why_lost = "events"
+                break
         return b"".join(found)
 
     def seen_tokens(self) -> int:

@@ -278,6 +278,15 @@ async def test_a_stream_that_breaks_within_a_call_of_a_tool_does_not_go_on_once_
     assert "(not resumable: tool_calls)" in text
 
 
+async def test_a_rest_that_nobody_understands_does_not_look_complete(pair: Pair) -> None:
+    """The first part of a call has an id."""
+    rest = EVENTS + chunk(GOES_ON + token(10) + ARGUMENTS + DONE) + END
+    text = (await answered_message(pair, EVENTS + chunk(MESSAGE), CUT, rest)).text
+    assert "w10" in text
+    assert "(not resumable: events)" in text
+    assert "message_stop" not in text
+
+
 @pytest.mark.parametrize("takes", [True, False])
 async def test_reminders_of_the_system_stay_in_their_place_if_the_template_takes_them_there(
     pair: Pair, takes: bool
