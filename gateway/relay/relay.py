@@ -22,7 +22,7 @@ from gateway.relay.events import kind_of, split_events
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay
-from gateway.relay.stored_objects import StoredObjects
+from gateway.relay.stored_objects import StoredObjects, noted
 from gateway.relay.token_ids import without_ids
 from gateway.relay.tries import Tries
 from gateway.replicas.hangs import AnswerProgress
@@ -76,6 +76,7 @@ class Relay:
             body = without_ids(body) if _hides_ids(job, ticket) else body
             document = self._read(job, ticket, body) if document is None else document
             self._learn(job, ticket, reply, document)
+            await noted(job)
         name = _asked_name(job, ticket, answer)
         body = name.in_body(body) if name is not None else body
         if answer.status >= 400:
@@ -193,7 +194,7 @@ class Relay:
                 has_begun = True
                 ticket.first_token()
             self._pieces[ticket.replica] += has_begun
-            if not job.object_noted:
+            if job.object_noting is None:
                 self._objects.notice(job, ticket, events)
             if b'"sequence_number"' in events:
                 reply.numbered_events = events

@@ -3,6 +3,7 @@ continue, show or delete them."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from itertools import chain
 from typing import Any
@@ -28,6 +29,7 @@ _ONE: dict[Stored, str] = {
     "audio/voices": "voice",
 }
 _MAX_ID_CHARS = 256
+_NOTED_S = 0.25
 _SHARED: Stored = "audio/voices"
 """Clients choose their names, and engines have some of their own."""
 
@@ -89,24 +91,30 @@ class StoredObjects:
 
     def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
         """Remembers a response by its first events, or by the beginning of an answer that is not parsed."""
-        if not job.endpoint.stores_responses or job.object_noted:
+        if not job.endpoint.stores_responses or job.object_noting is not None:
             return
         if found := _ID_IN_BODY.search(body, 0, WINDOW_BYTES):
             self._remember(job, ticket, found[1].decode("ascii", "replace"))
 
     def notice_whole(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
         """Remembers an object that was made, from the answer in one piece."""
-        if job.endpoint.stores is None or job.object_noted or job.method != "POST":
+        if job.endpoint.stores is None or job.object_noting is not None or job.method != "POST":
             return
         object_id = _id_in(document)
         if 0 < len(object_id) <= _MAX_ID_CHARS and "/" not in object_id:
             self._remember(job, ticket, object_id)
 
     def _remember(self, job: Job, ticket: Ticket, object_id: str) -> None:
-        job.object_noted = True
         assert job.endpoint.stores is not None
-        name = _name(job.endpoint.stores, object_id)
-        object_owners.remember(ticket.pool, name, ticket.replica, ticket.incarnation, job.caller.tenant)
+        name, tenant = _name(job.endpoint.stores, object_id), job.caller.tenant
+        job.object_noting = object_owners.remember(ticket.pool, name, ticket.replica, ticket.incarnation, tenant)
+
+
+async def noted(job: Job) -> None:
+    """Waits until Redis remembers the object that was made for it, but not for long: its client may ask another gateway
+    for it at once, whose question could overtake this."""
+    if job.object_noting is not None:
+        await asyncio.wait((job.object_noting,), timeout=_NOTED_S)
 
 
 def _id_in(document: dict[str, Any]) -> str:
