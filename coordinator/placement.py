@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+import orjson
 
 from coordinator.accounts import Budget, Left, Limits, account_of_tenant
 from coordinator.keys import PoolKeys
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.registry import SESSION, TOLD, ReplicaRecord
-from coordinator.scripts import Script
+from coordinator.scripts import Script, signature
 from coordinator.spending import Bill, Spent
 from coordinator.subset import Subset
 
+_PLACE = signature("place")
+_KEY_AT = {one.name: at for at, one in enumerate(_PLACE.keys, 1)}
+_ARGUMENT_AT = {one.name: at for at, one in enumerate(_PLACE.args, 1)}
 NO_TIP = "-"
 """The tip of a request that has no chain."""
 
@@ -53,6 +58,16 @@ class Seat(NamedTuple):
     since_ms: int
     expected_ms: int
     room: str = ""
+
+
+class Prefill(NamedTuple):
+    """A request may be prefilled elsewhere than it is decoded, by one of these replicas, if so many tokens of its
+    prompt are missing where it is decoded."""
+
+    serving: Subset
+    least_tokens: int
+    except_at: tuple[str, ...] = ()
+    """The replicas that compute their prompts themselves."""
 
 
 class Used(NamedTuple):
@@ -144,6 +159,8 @@ class PlaceRequest:
     hedge: tuple[float, int] | None = None
     """Of a second attempt beside a late one: the share of all tokens that may be computed twice, and so many tokens
     may be computed until its first byte comes. It never waits for room."""
+    prefill: Prefill | None = None
+    """None if it is prefilled where it is decoded."""
     affinity: bytes = b""
     """The bytes that rendezvous hashing hashes while the store is away; the store does not get them."""
     answer: tuple[int, int] = (0, 0)
@@ -183,6 +200,43 @@ class PlaceRequest:
         """Slices of its budgets hold what it can cost; 0: they do not."""
         self.covered_ms = since_ms
 
+    @property
+    def prefill_reservation(self) -> str:
+        """The name of the reservation at the replica that prefills for it."""
+        return f"{self.reservation}p"
+
+    def of_prefill(self) -> PlaceRequest:
+        """The part of it that is a prefill elsewhere. It takes no limits and budgets: the request has them."""
+        assert self.prefill is not None
+        return replace(
+            self,
+            reservation=self.prefill_reservation,
+            serving=self.prefill.serving,
+            prefill=None,
+            release="",
+            limits=None,
+            bill=None,
+            covered_ms=0,
+            is_streamed=False,
+        )
+
+    def _pair(self, keys: PoolKeys) -> str:
+        """How `place` is run for the prefill: see lua/lib/pair.lua."""
+        if self.prefill is None:
+            return ""
+        digest = self.prefill.serving.digest
+        changed = {"digest": digest, "reservation": self.prefill_reservation}
+        changed |= dict.fromkeys(("release", "pinned", "order", "line", "limits", "bill"), "")
+        told = {
+            "least_tokens": self.prefill.least_tokens,
+            "subset_at": _KEY_AT["subset"],
+            "subset": keys.subset(digest),
+            "arguments": [each for name, value in changed.items() for each in (_ARGUMENT_AT[name], value)],
+            "tried_at": _ARGUMENT_AT["tried"],
+            "except_at": self.prefill.except_at,
+        }
+        return orjson.dumps(told).decode()
+
     def admits(self, record: ReplicaRecord) -> bool:
         """Whether the replica is ready and this request may go there."""
         return (
@@ -217,6 +271,7 @@ class PlaceRequest:
         assert self.serving is not None
         return script.operands(
             keys,
+            pair=self._pair(keys),
             gateway=gateway,
             epoch=epoch,
             reservation=self.reservation,
@@ -290,6 +345,8 @@ class Placement(NamedTuple):
     it."""
     ahead_tokens: int = 0
     """The prompt tokens that its replica had to compute before."""
+    prefill: Placement | None = None
+    """Where the prompt is computed for this replica; None if it computes that itself."""
 
     @property
     def is_told(self) -> bool:
@@ -352,7 +409,13 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | Over
         costs[0] if costs and isinstance(costs[0], list) else (),  # a text if an older version has granted it
         _spent(costs[1]) if len(costs) > 1 and costs[1] else (),
         int(costs[2]) if len(costs) > 2 else 0,
+        _prefill(costs[3]) if len(costs) > 3 else None,
     )  # fmt: skip
+
+
+def _prefill(reply: Any) -> Placement | None:
+    placement = parse_placement(reply)
+    return placement if isinstance(placement, Placement) else None
 
 
 def _text(told: bytes) -> str:

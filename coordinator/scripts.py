@@ -28,7 +28,7 @@ SHEBANG = "#!lua flags=allow-oom\n"
 _LUA = files(__package__) / "lua"
 NAMES = tuple(sorted(file.name.removesuffix(".lua") for file in _LUA.iterdir() if file.name.endswith(".lua")))
 """The names of all scripts. Each script is a file of lua/."""
-LATER = ("route",)
+LATER = ("pair", "route")
 """Scripts that a server gets when they are called first. Few clusters need them, and Redis gets slower with all code
 that it keeps."""
 

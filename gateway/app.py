@@ -51,6 +51,7 @@ from gateway.relay.elsewhere import Elsewhere
 from gateway.relay.hedges import Hedges
 from gateway.relay.moves import Moves
 from gateway.relay.outgoing import Outgoing
+from gateway.relay.prefill_legs import PrefillLegs
 from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
@@ -173,6 +174,7 @@ class Gateway:
         self.elsewhere.use(settings.retries)
         self.resumptions.use(settings.resume)
         self.hedges.use(settings.hedge)
+        self.prefill_legs.use(settings)
         self.proxy.use(settings.timeouts)
         self.ledger.use(settings.billing)
         self.usage.use(settings.billing)
@@ -221,6 +223,14 @@ class Gateway:
             metrics=metrics,
             tasks=self.tasks,
         )
+        self.prefill_legs = PrefillLegs(
+            settings,
+            moves=self.moves,
+            outgoing=outgoing,
+            upstream=self.upstream,
+            failures=self.router.failures,
+            metrics=metrics,
+        )
         return Attempts(
             settings,
             keyring=self.keyring,
@@ -238,6 +248,7 @@ class Gateway:
             fallbacks=Fallbacks(fleet),
             resumptions=self.resumptions,
             hedges=self.hedges,
+            prefill_legs=self.prefill_legs,
             metrics=metrics,
         )
 

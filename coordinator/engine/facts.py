@@ -26,6 +26,7 @@ _FIGURES = {
     "vllm:request_prefill_time_seconds_count": "prefills",
     "vllm:request_prefill_kv_computed_tokens_sum": "prefill_computed_tokens",
     "vllm:kv_offload_load_time_total": "cpu_load_s",
+    "vllm:nixl_xfer_time_seconds_count": "transfers",
 }
 SESSIONS_SINCE = (0, 30)
 """The first version of vLLM whose events name sessions. Without them, no block of a prompt is found."""

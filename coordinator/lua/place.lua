@@ -19,6 +19,8 @@
 --   zset    subset:<digest>: and the base of its orders
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
+--   text    pair: of a request that may be placed at two replicas: see lib/pair.lua; "": it may not. Of the second
+--             place, it is a number: it never waits, and is taken only if the replica computes no more tokens for it
 --   text    gateway, epoch, reservation
 --   flag    explain
 --   number  deadline_ms: a call that runs later than this (Redis time) changes nothing; 0: none
@@ -67,7 +69,8 @@
 --         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left, which of its accounts
 --         (from 1)}: of a limit of this account;
 --         {"over_budget", now_ms, what is spent of its budgets, backlog_tokens}: it may cost more than is left;
---         {"no_replica" | "no_room" | "later" | "withheld", now_ms, 0}: of a second attempt, which is not made, or not yet
+--         {"no_replica" | "no_room" | "later" | "withheld", now_ms, 0}: of a second attempt, which is not made, or not yet;
+--         "no_room" also of the second place of a pair
 -- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
 -- its prompt, {"blocked", account} if this account of its has too many requests in flight.
 
@@ -202,8 +205,11 @@ elseif pick.best_depth > 0 then
   why = matched == pick.best_depth and 'hit' or (matched > 0 and 'partial_hit' or 'rebalanced')
 end
 
-local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
-local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
+local uncached
+do -- for a function has 200 locals at most
+  local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
+  uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
+end
 
 local taken, spent_text = nil, ''
 if billed and not explain then
@@ -214,13 +220,16 @@ if billed and not explain then
   end
 end
 
+local most_tokens = tonumber(pair)
 if string.find(line, '^hedge ') then
 -- include steps/hedge
+elseif most_tokens and (must_wait or pick.is_desperate or uncached > most_tokens) then
+  return { 'no_room', now, 0 }
 end
 
 local waits
 local has_waiting = room_share > 0 and not is_kept and has_any and redis.call('EXISTS', waiting_key) == 1
-if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
+if room_share > 0 and not is_kept and not most_tokens and (must_wait or full or has_waiting) then
 -- include steps/turn
   waits = take_turn()
   if waits and not explain then
@@ -258,12 +267,14 @@ end
 if is_kept then -- a grant goes on while there is room
   SETTINGS.has_more = has_room(replica, fleet.active[chosen] + 1, fleet.backlog[chosen] + uncached, room_share)
 end
-local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
-count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
-local failures, open_until = string.match(breaker_of[replica] or '', '^(%d+) (%d+)')
-if open_until and open_until ~= '0' then
-  redis.call('HSET', breakers_key, replica, failures .. ' ' .. string.format('%d', now + probe_ms) .. ' 1')
-  stand(base_of(replicas_key), replica, now, longest_open_ms)
+do -- as above
+  local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
+  count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
+  local failures, open_until = string.match(breaker_of[replica] or '', '^(%d+) (%d+)')
+  if open_until and open_until ~= '0' then
+    redis.call('HSET', breakers_key, replica, failures .. ' ' .. string.format('%d', now + probe_ms) .. ' 1')
+    stand(base_of(replicas_key), replica, now, longest_open_ms)
+  end
 end
 
 return {

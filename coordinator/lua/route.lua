@@ -64,9 +64,11 @@ local function place(KEYS, ARGV)
 -- include whole place
 end
 
+-- include pair
+
 local function place_at(number)
   if number == 1 then
-    return place(KEYS, ARGV)
+    return paired(place, KEYS, ARGV)
   end
   local _, _, from, length, beginning, changed_keys, count, changed, chain_at = unpack(read_others()[number - 1])
   local keys, arguments, chain, sub = {}, {}, {}, string.sub
@@ -90,7 +92,7 @@ local function place_at(number)
     at = at + STEP_CHARS
   end
   arguments[chain_at] = table.concat(chain, ' ')
-  return place(keys, arguments)
+  return paired(place, keys, arguments)
 end
 
 -- A backend whose replicas are all gone, which its gateway does not know yet, has written nothing.

@@ -33,6 +33,7 @@ from coordinator.pool.seats import AGAIN, GONE, Connect, Seats
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.time_limit import IN_ALL, LoopLag
 from coordinator.redis.wire import Wire, has_result
+from coordinator.scripts import Script
 from coordinator.subset import Subset
 
 _WAITING_SHARE = 0.25
@@ -95,12 +96,14 @@ class Placer:
 
     def kept(self) -> list[str]:
         """What the store may reserve, or hold a seat for, although this gateway does not count it as live."""
-        return [*self.placing, *self.seats.names()]
+        pairs = [each for each in (*self._unanswered.values(), *self.seats.requests()) if each.prefill is not None]
+        return [*self.placing, *self.seats.names(), *(each.prefill_reservation for each in pairs)]
 
     def lost(self) -> None:
         """The connection is gone."""
         self.seats.detached()
-        self._claims.lost(self._unanswered.values())
+        unanswered = [*self._unanswered.values()]
+        self._claims.lost([*unanswered, *(each.of_prefill() for each in unanswered if each.prefill is not None)])
         self._reservations.lost()
         for reservation in list(self._unanswered):
             self.forget_call(reservation)
@@ -226,30 +229,35 @@ class Placer:
             serving = Subset.of(self._replicas.records)
             request.is_served_by(serving)
         self.subsets.use(serving)
+        if request.prefill is not None:
+            self.subsets.use(request.prefill.serving)
         return bool(serving)
 
     async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float) -> Answer | str:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
         undone."""
         link = self.link
-        script = link.place_script(request.knobs)
         self.sends(request)
         undo, forget = partial(self.undo_late, request), partial(self.forget_call, request.reservation)
         try:
             timing = self.timing(wire, began_s, until_s)
-            operands = request.operands(
-                script,
-                link.keys,
-                link.gateway,
-                link.epoch,
-                explain=False,
-                deadline_ms=link.clock.time_ms(timing.begin_by_s),
-            )
+            deadline_ms = link.clock.time_ms(timing.begin_by_s)
+            script, operands = self._call(wire, request, deadline_ms)
             reply = wire.run(script, operands, timing.left_s, undo, until_s)
         except BaseException:
             forget()  # it was not sent
             raise
         return self.heard(wire, timing, await self.reply(reply, undo, forget))
+
+    def _call(self, wire: Wire, request: PlaceRequest, deadline_ms: int) -> tuple[Script, tuple[Any, ...]]:
+        """The script that places the request, and what it takes."""
+        link, script = self.link, self.link.place_script(request.knobs)
+        told = request.operands(script, link.keys, link.gateway, link.epoch, explain=False, deadline_ms=deadline_ms)
+        if request.prefill is None:
+            return script, told
+        count, *placing = told
+        pair = wire.script("pair", request.knobs)
+        return pair, pair.operands(placing=placing[:count], arguments=placing[count:])
 
     def timing(self, wire: Wire, began_s: float, until_s: float) -> Timing:
         """Of a call that is sent now. Raises StoreLate if it is too late for it."""
@@ -318,6 +326,13 @@ class Placer:
 
     def accept(self, request: PlaceRequest, placement: Placement) -> None:
         """Somebody wants this placement."""
+        if request.prefill is not None and placement.prefill is not None:
+            self._keep(request.of_prefill(), placement.prefill)
+        self._keep(request, placement)
+        if placement.prefill is not None:
+            self._reservations.first_token(request.reservation)  # another replica computes its prompt
+
+    def _keep(self, request: PlaceRequest, placement: Placement) -> None:
         self._reservations.released(request)
         where = (placement.replica, placement.incarnation, placement.backlog_tokens)
         budget = request.budget(placement.backlog_tokens)
@@ -337,9 +352,11 @@ class Placer:
         """Nobody wants this placement any more."""
         if isinstance(placement, Reservation):
             self._reservations.done(placement.id, NOTHING)
-        else:
-            self._reservations.undo(request.reservation)
-            self._claims.withdraw(request, placement)
+            return
+        if request.prefill is not None and placement.prefill is not None:
+            self.undo(request.of_prefill(), placement.prefill)
+        self._reservations.undo(request.reservation)
+        self._claims.withdraw(request, placement)
 
     def undo_late(self, request: PlaceRequest, late_reply: Any) -> None:
         """The caller gave up on this place before its reply came: take back what it did."""
@@ -363,6 +380,7 @@ class Placer:
     def forget(self, reservation: str) -> None:
         """The store has granted a seat that this gateway does not know."""
         self._reservations.forget(reservation)
+        self._reservations.forget(f"{reservation}p")
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""

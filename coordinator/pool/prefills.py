@@ -36,7 +36,9 @@ _LOOKUPS = 256
 def prefill_tokens_per_s(counters: Mapping[str, float]) -> float | None:
     """How fast an engine has computed prompts since it started, by its own counters (named in
     coordinator/engine/facts.py); None if they do not tell. The engine is usually faster: if prefills share a step,
-    its time counts for each of them."""
+    its time counts for each of them. Prompts that others have computed for it would make it look far faster."""
+    if counters.get("transfers"):
+        return None
     tokens, seconds = counters.get("prefill_computed_tokens", 0.0), counters.get("prefill_s", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 

@@ -74,6 +74,18 @@ class Reservations:
             self.load.on_freed(reservation, None)
             self._settle("first_token", reservation)
 
+    def computes_itself(self, reservation: str) -> None:
+        """Another replica was to compute its prompt, and did not: its own one has all tokens to compute."""
+        live = self.live.get(reservation)
+        if live is None or live.backlog_tokens or not live.uncached_tokens:
+            return
+        self.load.remove(live)
+        live.backlog_tokens = live.uncached_tokens
+        self.load.add(live)
+        if self._link.wire is not None:
+            self.settlements.send()  # of its backlog, which must not come behind this
+            self._tell_adopted([live])
+
     def done(self, reservation: str, used: Used | None = None) -> None:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
         `used` is what it took, if the answer has told."""

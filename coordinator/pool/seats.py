@@ -139,6 +139,8 @@ class Seats:
         for one in self._waiting.values():
             if one.request.serving is not None:
                 subsets.use(one.request.serving)
+            if one.request.prefill is not None:
+                subsets.use(one.request.prefill.serving)
 
     async def wait(self, request: PlaceRequest, seat: Seat, limit_s: float | None) -> Placement | Reservation | str:
         """Wait for the grant, or for what `take` hands out. Returns a status if the request has to be placed again.
@@ -347,7 +349,14 @@ def _read(granted: bytes) -> tuple[str, Placement | str]:
     """The seat and the answer of `place`; an empty seat if somebody else wrote it."""
     try:
         name, _waited_ms, reply = orjson.loads(granted)
-        placement = parse_placement([part.encode() if isinstance(part, str) else part for part in reply])
-    except (ValueError, TypeError, LookupError):
+        placement = parse_placement(_encoded(reply))
+    except (ValueError, TypeError, LookupError, AttributeError):
         return "", _LOST
     return str(name), placement if isinstance(placement, Placement) else _LOST
+
+
+def _encoded(reply: Any) -> Any:
+    """As Redis answers: texts are bytes. The places of a pair are one reply in the other."""
+    if isinstance(reply, list):
+        return [_encoded(part) for part in reply]
+    return reply.encode() if isinstance(reply, str) else reply

@@ -256,6 +256,12 @@ class Metrics:
             "outcome",
         )
 
+        self.prefills = self._counter(
+            "kvgate_prefills",
+            "Prompts that one replica was to compute for another one: computed, failed (the replica gave no usable "
+            "answer), refused (it did not take the request), or left (it died, or the client was gone).",
+            "outcome",
+        )
         self.hedged_tokens = self._counter(
             "kvgate_hedged_tokens", "Prompt tokens that second replicas had to compute for late streams."
         )

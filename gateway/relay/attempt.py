@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from coordinator.placement import NOTHING
@@ -20,6 +21,7 @@ from gateway.relay.hedges import HEDGED, Hedges
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
+from gateway.relay.prefill_legs import PrefillLegs
 from gateway.relay.progress import NotResumable
 from gateway.relay.relay import Relay, StreamBroken
 from gateway.relay.reply import Reply
@@ -77,9 +79,11 @@ class Attempts:
         fallbacks: Fallbacks,
         resumptions: Resumptions,
         hedges: Hedges,
+        prefill_legs: PrefillLegs,
         metrics: Metrics,
     ) -> None:
         self._hedges = hedges
+        self._prefill_legs = prefill_legs
         self._resumptions = resumptions
         self._fallbacks = fallbacks
         self.use(settings)
@@ -199,6 +203,7 @@ class Attempts:
                 failure = await self._answered_by_second(job, tries, reply, second, failure)
             if failure is None:
                 return True
+            job.may_pair = job.may_pair and not ticket.is_prefilled  # whatever it was, the next one does without
             reply.trace.failed(failure.reason)
             self._failed(tries, failure)
         return False
@@ -319,6 +324,7 @@ class Attempts:
         ticket = tries.ticket
         answer: Answer | None = None
         try:
+            given = await self._prefill_legs.given(job, ticket, held, reply.task)
             # Of a replica that is silent before it has this request, the request is not the reason.
             if tries.has_stalled and not await self._moves.answers(ticket.replica):
                 return self._doubted(ticket, Failure("unreachable"))
@@ -328,11 +334,11 @@ class Attempts:
                 self._hedges.watch(job, tries, waiting, self._second_failed) as hedge,
             ):
                 ticket.sent_s = time.monotonic()
-                body, headers = self._outgoing.body(job, ticket), self._outgoing.headers(job, ticket)
-                target = self._outgoing.target(job, ticket)
-                answer = await self._upstream.send(job.method, ticket.url, target, headers, body, job.has_effects)
+                body, headers = self._outgoing.body(job, ticket, given), self._outgoing.headers(job, ticket)
+                target, is_sent_once = self._outgoing.target(job, ticket), job.has_effects or bool(given)
+                answer = await self._upstream.send(job.method, ticket.url, target, headers, body, is_sent_once)
                 if answer.status in RETRIED_STATUSES:
-                    return self._noted(ticket, await declined(answer, held))
+                    return self._noted(ticket, _of_prefill(ticket, await declined(answer, held)))
                 streamed = answer.status == 200 and answer.is_event_stream
                 if not streamed:
                     ticket.answered_s = time.monotonic()
@@ -340,7 +346,7 @@ class Attempts:
                 said = begins(job, answer) if streamed else says(job, answer, is_whole)
                 if said.unfinished is not None and (failure := failure_of(said.unfinished, job)) is not None:
                     self._refuse_replay(job, ticket, answer, failure.reason)
-                    return self._doubted(ticket, failure)
+                    return self._doubted(ticket, _of_prefill(ticket, failure))
                 if answer.status >= 400 and self._elsewhere.is_refused_here(job, tries, answer, is_whole):
                     return await declined(answer, held)
                 hedge.answered(streamed)
@@ -436,6 +442,8 @@ class Attempts:
         if tries.seam is not None:
             self._resumptions.settle(reply, tries.seam.how)
         is_served, ticket = answer.status < 400, tries.ticket
+        if is_served and ticket.prefill is not None and ticket.prefill.failure:
+            self._failures.failed(ticket.prefill)  # it failed at a request that this replica serves
         if is_served and not streamed and job.endpoint.computes_prompt:
             ticket.computed()
         if is_served and job.images and (member := self._fleet.members.get(ticket.replica)):
@@ -519,6 +527,11 @@ class Attempts:
         if failure.is_error:
             self._failures.erred(ticket)
         return failure
+
+
+def _of_prefill(ticket: Ticket, failure: Failure) -> Failure:
+    """If another replica has computed the prompt, this one may only have failed to get that."""
+    return replace(failure, is_of_prefill=True) if ticket.is_prefilled and failure.is_server_error else failure
 
 
 def _head_too_large(error: UpstreamError) -> ApiError:

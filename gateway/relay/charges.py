@@ -52,6 +52,8 @@ class Charges:
 
     def told(self, job: Job, ticket: Ticket, usage: Usage) -> None:
         """The engine has told what the answer took."""
+        if ticket.prefill_cached_tokens is not None:  # what the other replica had not is no saving
+            usage = usage._replace(cached_tokens=min(usage.cached_tokens or 0, ticket.prefill_cached_tokens))
         cached_tokens = ticket.matched_tokens if usage.cached_tokens is None else usage.cached_tokens
         uncached_tokens = usage.prompt_tokens - cached_tokens
         ticket.used = self._tenants.used(job.caller.tenant, uncached_tokens, usage.output_tokens)
@@ -73,8 +75,10 @@ class Charges:
     def untold(self, job: Job, ticket: Ticket, *, by_time: bool = True) -> None:
         """The answer has ended without usage. Does nothing if it is known what it took. `by_time`: the engine was
         generating until now."""
-        if ticket.used is not None or not ticket.sent_s or not job.endpoint.computes_prompt:
+        began = ticket if ticket.sent_s or ticket.prefill is None else ticket.prefill  # its client left meanwhile
+        if ticket.used is not None or not began.sent_s or not job.endpoint.computes_prompt:
             return
+        by_time = by_time and began is ticket
         uncached_tokens = max(0, job.prompt_tokens - ticket.matched_tokens)
         record = ticket.pool.records.get(ticket.replica)
         by_pace = 0
@@ -86,8 +90,8 @@ class Charges:
         if job.is_background:
             tokens = max(tokens, job.max_output_tokens or self._tenants.long_answer_tokens(job.caller.tenant))
         computed_tokens = job.prompt_tokens
-        if not ticket.is_computed and not seen_tokens and (rate := self._prefill_tokens_per_s(ticket)):
-            computed_tokens = min(computed_tokens, round(rate * (time.monotonic() - ticket.sent_s)))
+        if not began.is_computed and not seen_tokens and (rate := self._prefill_tokens_per_s(began)):
+            computed_tokens = min(computed_tokens, round(rate * (time.monotonic() - began.sent_s)))
         ticket.used = self._tenants.used_so_far(min(uncached_tokens, computed_tokens), tokens)
         ticket.tokens = TokenCounts(computed_tokens, 0, tokens)
 

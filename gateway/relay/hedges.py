@@ -94,7 +94,7 @@ class Hedges:
         """`with hedges.watch(…) as hedge:` surrounds the wait for the first byte of the last ticket's attempt. `failed`
         is told if a second one fails."""
         ticket, placement = tries.ticket, tries.ticket.placement
-        if placement is None or not self._settings.max_share:
+        if placement is None or ticket.is_prefilled or not self._settings.max_share:
             return UNWATCHED
         lateness = self._lateness.get(ticket.pool.name)
         if lateness is None:

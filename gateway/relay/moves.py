@@ -66,7 +66,7 @@ class WaitingAttempt:
     """One attempt, until its client gets a byte; or from then on, if its stream can go on elsewhere."""
 
     __slots__ = (
-        "_limit", "_moves", "can_go_on", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member",
+        "_limit", "_moves", "can_go_on", "has_place", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member",
         "move_reason", "replica", "serving", "since_s", "size_bytes", "tried",
     )  # fmt: skip
 
@@ -94,6 +94,8 @@ class WaitingAttempt:
         """Whether the request may be sent again. One with effects may not."""
         self.has_stalled = has_stalled
         """Whether an earlier attempt of the request was a stall."""
+        self.has_place = False
+        """Whether it leaves for a place that it has. Then it leaves a replica that died together with others, too."""
         self.can_go_on = can_go_on
         """Of a stream whose client has got the first byte: whether its rest can be asked for elsewhere."""
         self.is_stall = False
@@ -304,7 +306,7 @@ class Moves:
         known = self._member_and_record(waiting.replica)
         if known is None:
             return ""
-        if waiting.has_stalled and self._is_stall(waiting, *known):
+        if waiting.has_place or (waiting.has_stalled and self._is_stall(waiting, *known)):
             return self._gone_reason(*known, together=True)
         return self._gone_reason(*known, has_begun=waiting.has_begun) if self._can_move(waiting) else ""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 import orjson
 
@@ -19,9 +20,11 @@ from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Buffer
 
+NOTHING_GIVEN: Final[Mapping[str, Any]] = MappingProxyType({})
+
 
 class Outgoing:
-    """Writes requests to replicas."""
+    """Writes requests to replicas. `given` are fields that the gateway adds for this attempt alone."""
 
     def __init__(self, fleet: Fleet, tenants: Tenants) -> None:
         self._fleet = fleet
@@ -43,10 +46,10 @@ class Outgoing:
         """Path and query, with the model's name at the replica if the query names the model."""
         return with_model_in_query(job.target, ticket.other_name) if ticket.other_name and not job.body else job.target
 
-    def body(self, job: Job, ticket: Ticket) -> Sequence[Buffer]:
+    def body(self, job: Job, ticket: Ticket, given: Mapping[str, Any] = NOTHING_GIVEN) -> Sequence[Buffer]:
         """The body gains fields if the replica's agent must learn which blocks the prompt uses, or if the gateway asks
         for the usage of a stream whose client says nothing of it. It names the model as the replica does."""
-        asked: dict[str, Any] = {}
+        asked: dict[str, Any] = {**given}
         if job.is_usage_open:
             asks = self._fleet.asks_usage(ticket.replica)
             ticket.asks_usage, ticket.shows_usage = asks is True, asks is None

@@ -23,6 +23,7 @@ _OF_PLACEMENT = (
         "waited_ms",
         "late",
         "hedged",
+        "prefill",
         "costs",
     ),
 )
@@ -113,6 +114,7 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
         "waited_ms": _ms(ticket.request.waited_s),
         "late": ticket.late or None,
         "hedged": ticket.hedged or None,
+        "prefill": ticket.prefill.replica if ticket.prefill is not None else None,
         "costs": _costs(ticket),
     }
 

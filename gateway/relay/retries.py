@@ -44,11 +44,13 @@ class Failure:
     """None if it was too large to keep."""
     is_stall: bool = False
     """Whether the replica fell silent as soon as the request came: see moves.py."""
+    is_of_prefill: bool = False
+    """Whether the replica may only have failed to get what another one has computed for it."""
 
     @property
     def is_server_error(self) -> bool:
         """Whether the replica answered that it failed. (429 says that it is overloaded.)"""
-        return self.status >= 500
+        return self.status >= 500 and not self.is_of_prefill
 
     @property
     def is_pause(self) -> bool:
@@ -64,6 +66,8 @@ class Failure:
     def is_error(self) -> bool:
         """Whether the replica answered that it is broken, or broke the connection. A 503, a 504 and a timeout may only
         say that it is busy."""
+        if self.is_of_prefill:
+            return False
         return self.status in _BROKEN if self.status else self.is_silence and self.reason != "timeout"
 
 

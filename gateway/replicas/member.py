@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from coordinator.engine.facts import EngineFacts, ModelCard
 from coordinator.registry import ReplicaRecord
 from gateway.replicas.identity import Identity
+from gateway.settings.base import ROLE_LABEL
 
 _LIVES = re.compile(r"life-(\d{1,15})")
 
@@ -56,6 +57,11 @@ class Member:
     identity: Identity = field(default_factory=Identity)
     check: asyncio.Task[None] | None = None
     """The health check that runs, or ran last."""
+
+    @property
+    def role(self) -> str:
+        """What it is for: see Role in gateway/settings/base.py."""
+        return self.labels.get(ROLE_LABEL, "both")
 
     def incarnation(self, known: ReplicaRecord | None) -> str:
         """Its engine's start time. If that is unknown: `life-<n>`, where n rises when a dead replica is back."""

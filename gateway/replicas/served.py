@@ -24,6 +24,10 @@ class ServedModel:
     used, so whoever can write there cannot send prompts elsewhere."""
     unshared: dict[str, str] = field(default_factory=dict)
     """Replicas whose id belongs to another engine in the registry (see `identity`) → their incarnation here."""
+    prefills: dict[str, str] = field(default_factory=dict)
+    """Replica → URL of those that may compute prompts for the others; empty if all compute their own."""
+    prefill_themselves: set[str] = field(default_factory=set)
+    """The replicas that compute all their prompts themselves."""
     max_tokens: dict[str, int] = field(default_factory=dict)
     """Replica → the most tokens of a prompt and its answer (its `max_model_len`); not there if it does not tell."""
     name: str = ""
@@ -35,6 +39,11 @@ class ServedModel:
     def shared(self) -> Subset:
         """The replicas among which the store may choose."""
         return Subset.of(name for name in self.replicas if name not in self.unshared)
+
+    @cached_property
+    def prefilling(self) -> Subset:
+        """The replicas among which the store may choose one that computes a prompt for another one."""
+        return Subset.of(self.prefills)
 
     @cached_property
     def backend(self) -> str:
@@ -104,15 +113,30 @@ def served_names(members: Iterable[Member]) -> dict[str, Backends]:
 def served_by(offered: Iterable[tuple[Member, ModelCard]], option: str = "") -> dict[str, ServedModel]:
     """The backends that these replicas are, each with the card of the model that it is to serve."""
     backends: dict[str, ServedModel] = {}
+    roles: dict[str, dict[str, Member]] = {}
     for member, card in sorted(offered, key=lambda each: each[0].id):
         base = base_card(member.cards)
         assert base is not None
         adapter = card.id if card.parent is not None else None
         model = ServedModel(member.pool, base.root, adapter, {}, name=card.id, option=option)
         served = backends.setdefault(f"{model.backend} {card.id}", model)
+        roles.setdefault(f"{model.backend} {card.id}", {})[member.id] = member
+        if member.role == "prefill":
+            continue
         served.replicas[member.id] = member.url
+        if member.role == "both":
+            served.prefill_themselves.add(member.id)
         if card.max_tokens or base.max_tokens:
             served.max_tokens[member.id] = card.max_tokens or base.max_tokens
         if member.identity.is_taken:
             served.unshared[member.id] = member.facts.started
-    return backends
+    for name, members_of in roles.items():
+        backends[name].prefills.update(_prefills(members_of.values()))
+    return {name: each for name, each in backends.items() if each.replicas}
+
+
+def _prefills(members: Collection[Member]) -> dict[str, str]:
+    """Those that compute prompts for others, if there are others that want this."""
+    if not any(each.role == "decode" for each in members):
+        return {}
+    return {each.id: each.url for each in members if each.role == "prefill" and not each.identity.is_taken}

@@ -136,6 +136,8 @@ class Job:
     """The moment of which days, weeks and months it counts to budgets (Unix time); 0 before it was placed."""
     stays: bool = False
     """Whether only its backend can serve it: the beginning of its answer comes from there."""
+    may_pair: bool = True
+    """Whether another replica may still compute its prompt: not after that has failed."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 

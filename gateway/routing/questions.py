@@ -6,9 +6,10 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from coordinator.accounts import Limits
-from coordinator.placement import PlaceRequest, Standing
+from coordinator.placement import PlaceRequest, Prefill, Standing
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.pool.redis_clock import RedisClock
@@ -18,6 +19,10 @@ from gateway.routing.bills import Bills
 from gateway.routing.rendezvous import fallback_order
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
+from gateway.settings.policies import DEFAULT_POLICY
+
+_PAIRED: Final = ("chat", "completion", "message")
+"""Prompts of APIs in which vLLM hands KV caches over."""
 
 
 class Questions:
@@ -36,6 +41,7 @@ class Questions:
         self._settings = settings
         self._cost_share = settings.decisions.cost_share if settings.decisions.max_bytes else 0.0
         self._bills.use(settings)
+        self._least_missing_tokens = settings.pairs.min_tokens
         self._knobs: dict[tuple[str, bool], PolicyKnobs] = {}
 
     def new_reservation(self) -> str:
@@ -69,8 +75,19 @@ class Questions:
             standing=standing,
             limits=limits,
             bill=bill,
+            prefill=self._prefill(job),
             affinity=affinity,
         )
+
+    def _prefill(self, job: Job) -> Prefill | None:
+        """Where its prompt may be computed for it. Each choice and each prompt would ask for the KV cache by itself,
+        and a reference to that is good once. Of a prompt that is to be computed as a whole, none is there."""
+        if not job.served.prefills or not job.may_pair or job.prompt is None or not job.prompt.keys:
+            return None
+        is_paired = job.endpoint.prompt in _PAIRED and job.choices == 1 and not job.is_batch and job.reads_cache
+        if not is_paired or job.pinned or job.policy != DEFAULT_POLICY or job.not_resumed == "use_beam_search":
+            return None
+        return Prefill(job.served.prefilling, self._least_missing_tokens, tuple(job.served.prefill_themselves))
 
     def again(self, request: PlaceRequest, job: Job, pool: Pool) -> PlaceRequest:
         """The same question, under another reservation, with what its tenant and the settings say now. It keeps its
@@ -97,6 +114,7 @@ class Questions:
             tried=tried,
             release="",
             hedge=(max_share, most_tokens),
+            prefill=None,
             waited_s=0.0,
             covered_ms=0,
             is_counted=True,

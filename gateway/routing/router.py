@@ -162,8 +162,10 @@ class Router:
         self._store.note(pool.name, None)
         if placement is None or placement.replica in job.served.replicas:
             return placement
-        pool.done(request.reservation)  # somebody wrote to the store's orders by hand
+        pool.done(request.reservation)  # it has left, or somebody wrote to the store's orders by hand
         pool.claims.withdraw(request, placement)
+        if placement.prefill is not None:
+            pool.placer.undo(request.of_prefill(), placement.prefill)
         request.must_not_wait()
         request.has_counted()
         return "away"
@@ -208,16 +210,22 @@ class Router:
             self._local.told(request, placement.left)
         if placement.passed_over_tokens:
             self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
-        return Ticket(
-            pool,
-            request,
-            placement.replica,
-            placement.incarnation,
-            job.served.replicas[placement.replica],
-            placement.why,
-            self._predicted_tokens(request, placement),
-            placement,
-        )
+        ticket = self._ticket_of(pool, request, placement, job.served.replicas[placement.replica])
+        if placement.prefill is not None:
+            leg = self._ticket_of(pool, request.of_prefill(), placement.prefill, "")
+            leg.url = job.served.prefills.get(leg.replica, "")
+            if leg.url:
+                ticket.prefill = leg
+            else:  # somebody wrote to the store by hand
+                leg.ended()
+                leg.done()
+                ticket.computes_itself()
+        return ticket
+
+    def _ticket_of(self, pool: Pool, request: PlaceRequest, placement: Placement, url: str) -> Ticket:
+        replica, life = placement.replica, placement.incarnation
+        predicted_tokens = self._predicted_tokens(request, placement)
+        return Ticket(pool, request, replica, life, url, placement.why, predicted_tokens, placement)
 
     def _predicted_tokens(self, request: PlaceRequest, placement: Placement) -> int:
         """The tokens that the engine will serve from its cache. Engines cache whole blocks, and always compute the last

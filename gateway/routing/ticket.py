@@ -41,6 +41,12 @@ class Ticket:
     """None if the store did not decide."""
     is_room_local: bool = False
     """Whether it went by this gateway's own share of the room: see local_room.py."""
+    prefill: Ticket | None = field(default=None, init=False)
+    """The part of it that another replica does: it computes the prompt. None if its own replica does."""
+    is_prefilled: bool = field(default=False, init=False)
+    """Whether the other replica has done so."""
+    prefill_cached_tokens: int | None = field(default=None, init=False)
+    """What the other replica had cached of the prompt; None if its own usage tells that."""
     other_name: str = field(default="", init=False)
     """The model's name at the replica, if the client used another one; else empty."""
     is_released: bool = field(default=False, init=False)
@@ -115,7 +121,10 @@ class Ticket:
         waited = f"; waited_ms={self.request.waited_s * 1000:.0f}" if self.request.waited_s else ""
         room = "; room=local" if self.is_room_local else ""
         hedged = f"; hedged={self.hedged}" if self.hedged else ""
-        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{room}{beyond}{waited}{hedged}"
+        prefill = f"; prefill={self.prefill.replica}" if self.prefill is not None else ""
+        return (
+            f"{self.why}; policy={self.request.knobs.name}; state={self.state}{room}{beyond}{waited}{hedged}{prefill}"
+        )
 
     @property
     def limit_headers(self) -> dict[str, str]:
@@ -150,6 +159,8 @@ class Ticket:
         if self.placement is None or self.is_over:
             return
         self.is_over = True
+        if self.prefill is not None:
+            self.prefill.ended()
         if self.is_computed:
             self.pool.claims.confirm(self.request, self.placement, self.had_tokens)
         else:
@@ -160,8 +171,14 @@ class Ticket:
         """The tokens that it costs, in budgets and in the ledger of usage; None if it costs nothing."""
         return self.tokens if self.used is not None and self.used is not NOTHING else None
 
+    def computes_itself(self) -> None:
+        """The other replica did not compute the prompt, so its own one has to."""
+        self.pool.reservations.computes_itself(self.request.reservation)
+
     def done(self) -> None:
         """The attempt holds no load any more."""
+        if self.prefill is not None:
+            self.prefill.done()
         used, limits, bill = self.used, self.request.limits, self.request.bill
         if used is not None and bill is not None and (tokens := self.billed) is not None:
             used = used._replace(cost_nanos=bill.price.cost_nanos(*tokens, bill.images))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -16,7 +16,21 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 _LabelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,63}$")]
-Labels = Annotated[dict[_LabelText, _LabelText], Field(max_length=16)]
+ROLE_LABEL: Final = "kvgate.io/role"
+"""The label that says what a replica is for: see Role. Without it, it is `both`."""
+Role = Literal["both", "prefill", "decode"]
+"""`prefill`: it computes prompts for others, and answers nobody. `decode`: others compute prompts for it. `both`: it
+computes its own."""
+
+
+def _checked_role(labels: dict[str, str]) -> dict[str, str]:
+    role = labels.get(ROLE_LABEL)
+    if role is not None and role not in get_args(Role):
+        raise ValueError(f"{ROLE_LABEL}: {role!r} is none of {', '.join(get_args(Role))}")
+    return labels
+
+
+Labels = Annotated[dict[_LabelText, _LabelText], Field(max_length=16), AfterValidator(_checked_role)]
 """What operators call a replica, like `version: v2`."""
 
 

@@ -31,6 +31,7 @@ from gateway.settings.limit_settings import (
     HealthSettings,
     HedgeSettings,
     LimitSettings,
+    PairSettings,
     ResumeSettings,
     RetrySettings,
     TimeoutSettings,
@@ -244,6 +245,7 @@ class GatewaySettings(Section):
     retries: RetrySettings = RetrySettings()
     resume: ResumeSettings = ResumeSettings()
     hedge: HedgeSettings = HedgeSettings()
+    pairs: PairSettings = PairSettings()
     health: HealthSettings = HealthSettings()
     security: SecuritySettings = SecuritySettings()
     store: StoreSettings = StoreSettings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -52,6 +52,13 @@ class HedgeSettings(Section):
 
     max_share: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.02
     late_factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] | None = None
+
+
+class PairSettings(Section):
+    """How one replica computes prompts for another one, if the replicas have roles."""
+
+    protocol: Literal["nixl", "store"] = "nixl"
+    min_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 512
 
 
 class HealthSettings(Section):

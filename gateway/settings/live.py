@@ -22,6 +22,7 @@ LIVE = (
         "retries",
         "resume",
         "hedge",
+        "pairs",
         "health",
         "policy",
         "billing",

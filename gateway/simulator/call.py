@@ -17,6 +17,7 @@ from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.engine import Generation
 from gateway.simulator.errors import RequestRefused, bad_request
 from gateway.simulator.faults import OF_REQUESTS, Fault, close_connection, crash, hang
+from gateway.simulator.nixl import Fetched
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.protocol import Parse
 from gateway.simulator.replica import SimReplica
@@ -52,6 +53,28 @@ class Call:
     body: dict[str, Any]
     request_id: str
     fault: Fault | None = None
+    fetched: Fetched | None = None
+    """What another server has computed for it."""
+
+    async def fetch(self) -> None:
+        """Takes the blocks of its prompt from another server, if it names one. A stream begins before that, so the
+        error is one of its events. Else raises a 500."""
+        reference = self.body.get("kv_transfer_params") or {}
+        if self.replica.nixl is None or not reference.get("do_remote_prefill"):
+            return
+        try:
+            self.fetched = await self.replica.nixl.fetch(reference)
+        except RequestRefused:
+            if not self.body.get("stream"):
+                raise
+            self.fault = Fault("error", after_tokens=0)
+
+    def reference(self, generation: Generation) -> dict[str, Any] | None:
+        """What its answer gives to the server that is to decode, if it asks for that."""
+        asked, url = self.body.get("kv_transfer_params") or {}, self.request.url
+        if self.replica.nixl is None or not asked.get("do_remote_decode"):
+            return None
+        return self.replica.nixl.give(self.request_id, generation, url.host or "", url.port or 0)
 
     def generate(self, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer]) -> Generation:
         """The generation of this call, remembered in /sim/state but not started. The caller has limited its answers by
@@ -66,7 +89,11 @@ class Call:
             self.replica.check_length(prompt, room=0)
         self.replica.sleep.refuse_if_paused()
         engine = self.replica.engine_for(headers)
+        if self.fetched is not None:
+            answers[:] = map(self.fetched.answer, answers)
         generation = Generation(engine, prompts, answers, bool(self.body.get("stream")), tag)
+        if self.fetched is not None:
+            generation.fetched(self.fetched.tokens, self.fetched.cached_tokens)
         told = {
             "request_id": self.request_id,
             "path": self.request.path,
@@ -187,7 +214,9 @@ def inference(replica: SimReplica, handler: Callable[[Call], Awaitable[web.Strea
             body = await read_json(request)
             replica.faults.block_if_long(request.content_length or 0)
             await replica.faults.until_free()
-            return await handler(Call(replica, request, parse(body), request_id, fault))
+            call = Call(replica, request, parse(body), request_id, fault)
+            await call.fetch()
+            return await handler(call)
         except RequestRefused as refused:
             return _refusal(request, refused)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM answers these for odd input

@@ -50,6 +50,15 @@ async def health(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.Response(status=503 if replica.faults.take("unhealthy") else 200)
 
 
+async def fetch(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    """Another server takes the KV blocks of a prompt that was computed here."""
+    told = await read_json(request)
+    if replica.nixl is None:
+        raise not_found()
+    await replica.faults.until_free()
+    return web.json_response({"is_there": replica.nixl.unpin(told["engine_id"], told["name"])})
+
+
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.Response(
         body=generate_latest(replica.metrics.registry),

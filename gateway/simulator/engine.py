@@ -51,6 +51,8 @@ class EngineStats:
     decode_steps: int = 0
     decode_s: float = 0.0
     """The time between a token and the one before it, summed over all tokens but the first of each answer."""
+    transfers: int = 0
+    """Prompts that were fetched from other servers."""
     blocks_stored: int = 0
     blocks_evicted: int = 0
 
@@ -189,6 +191,7 @@ class SimEngine:
             if loadable_tokens is None:
                 at += 1  # the sequences behind it need not wait for its lookup
                 continue
+            loadable_tokens = max(loadable_tokens, sequence.remote_tokens)
             admitted = self._admit(sequence, limit - prefill_tokens, loadable_tokens)
             if admitted is None:
                 break
@@ -247,7 +250,7 @@ class SimEngine:
             self._release(sequence)
             self.cpu_tier.touch(sequence.hashes)
             self.stats.requests[sequence.answer.engine_reason] += 1
-            self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - (sequence.cached_tokens or 0))
+            self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - sequence.told_cached_tokens)
         sequence.notify(sequence)
 
     def _admit(self, sequence: TokenSequence, limit_tokens: int, loadable_tokens: int) -> int | None:
@@ -365,6 +368,12 @@ class Generation:
             self.sequences.append(TokenSequence(prompt, answer, engine.block_size, tag, self._notify))
         self._unfinished = len(self.sequences)
 
+    def fetched(self, tokens: int, cached_tokens: int) -> None:
+        """Another server has computed the prompt, of which it had so many tokens cached. Usage tells these."""
+        self._engine.stats.transfers += 1
+        for sequence in self.sequences:
+            sequence.remote_tokens, sequence.remote_cached_tokens = tokens, cached_tokens
+
     @property
     def finished(self) -> bool:
         """Everything is generated, or `close` was called."""
@@ -420,5 +429,5 @@ class Generation:
         return SimUsage(
             sum(sequence.prompt.num_tokens for sequence in firsts),
             sum(each.produced - (each.state is SequenceState.ABORTED) for each in self.sequences),
-            sum(sequence.cached_tokens or 0 for sequence in firsts),
+            sum(sequence.told_cached_tokens for sequence in firsts),
         )

@@ -116,7 +116,7 @@ class _Message(Dialect):
     """The answer to a request: a message, or its events."""
 
     def __init__(self, call: Call, chat: PlannedChat) -> None:
-        self._id = f"chatcmpl-{call.request_id}"
+        self._id, self._call = f"chatcmpl-{call.request_id}", call
         self._chat = chat
         self._opened = False
 
@@ -126,7 +126,8 @@ class _Message(Dialect):
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         answer = self._answer
-        return self._message([_content_block(answer)], _stop(answer), _usage(generation))
+        message = self._message([_content_block(answer)], _stop(answer), _usage(generation))
+        return {**message, "kv_transfer_params": self._call.reference(generation)}
 
     def piece(self, _choice: int, at: int) -> bytes:
         opening = b"" if self._opened else self._opening()

@@ -40,6 +40,8 @@ _PREFILLS = {
     "vllm:request_prefill_kv_computed_tokens": ("prefill_computed_tokens", "prefills"),
 }
 """The fields of the sum and of the count of histograms that have no buckets here."""
+_TRANSFERS = {"vllm:nixl_xfer_time_seconds": ("transfers", "transfers")}
+"""Each takes a second, which nobody reads."""
 
 
 class SimMetrics(Collector):
@@ -77,7 +79,8 @@ class SimMetrics(Collector):
                 counter.add_metric(labels, getattr(engine.stats, field))
             yield counter
         # With LMCache, the configured credit for loading applies; a measured one would be zero.
-        for name, (total, count) in (_DECODES if self._settings.lmcache else _DECODES | _PREFILLS).items():
+        transfers = _TRANSFERS if self._settings.nixl else {}
+        for name, (total, count) in (_DECODES | transfers | ({} if self._settings.lmcache else _PREFILLS)).items():
             histogram = HistogramMetricFamily(name, name, labels=_LABELS)
             for labels, engine in engines:
                 buckets = [("+Inf", float(getattr(engine.stats, count)))]

@@ -138,7 +138,7 @@ class _Answers(Dialect):
             "service_tier": None,
             "system_fingerprint": None,
             "usage": self._usage(generation),
-            "kv_transfer_params": None,
+            "kv_transfer_params": self._call.reference(generation),
             "ec_transfer_params": None,
             "metrics": None,
         }

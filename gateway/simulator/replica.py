@@ -13,6 +13,7 @@ from gateway.simulator.events import EventPublisher
 from gateway.simulator.faults import Faults
 from gateway.simulator.images import ImageReader
 from gateway.simulator.metrics import SimMetrics
+from gateway.simulator.nixl import Nixl
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.protocol import token_limit
 from gateway.simulator.settings import SimSettings
@@ -103,6 +104,7 @@ class SimReplica:
         self.metrics = SimMetrics(settings, self.images)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in settings.ranks if settings.events]
         self.lmcache = _lmcache(settings)
+        self.nixl = Nixl(settings.recomputes) if settings.nixl else None
         self.engines = [
             SimEngine(
                 settings,
@@ -180,6 +182,7 @@ class SimReplica:
             "prompt_tokens": sum(each.prefix_queries_tokens for each in stats),
             "cached_tokens": sum(each.prefix_hits_tokens + each.external_hits_tokens for each in stats),
             "lmcache": None if self.lmcache is None else self.lmcache.stats,
+            "nixl": None if self.nixl is None else self.nixl.counts,
             "lora_calls": self.num_lora_calls,
             "failing": self.faults.active(),
             "blocked": self.faults.blocked,

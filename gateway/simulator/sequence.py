@@ -71,6 +71,10 @@ class TokenSequence:
     blocks: list[Block] = field(default_factory=list)
     offered_blocks: int = 0
     """How many blocks of its prompt were offered to the CPU tier."""
+    remote_tokens: int = 0
+    """Those of its prompt that were fetched from another server."""
+    remote_cached_tokens: int | None = None
+    """Those that the other server had cached."""
     lookup: ChunkLookup | None = None
     """The lookup of its prompt in LMCache, once it has begun."""
 
@@ -84,6 +88,12 @@ class TokenSequence:
     def hashes(self) -> list[int]:
         """The hashes of the full blocks of `tokens`."""
         return self.hasher.hashes
+
+    @property
+    def told_cached_tokens(self) -> int:
+        """What usage and metrics tell. As in vLLM, of a prompt that was fetched, it is what the other server had."""
+        told = self.cached_tokens if self.remote_cached_tokens is None else self.remote_cached_tokens
+        return told or 0
 
     @property
     def is_prefilled(self) -> bool:

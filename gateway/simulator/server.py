@@ -69,6 +69,7 @@ _CONTROL = (
     ("POST", "/abort_requests", control_api.abort_requests),
     ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/fail", control_api.fail),
+    ("POST", "/sim/fetch", control_api.fetch),
 )
 
 

@@ -92,6 +92,10 @@ class SimSettings:
     """Blocks of each engine's CPU tier (vLLM's own); 0 means no offloading."""
     lmcache: SimLmcacheSettings | None = None
     """LMCache, instead of a CPU tier."""
+    nixl: bool = False
+    """Whether it hands KV blocks over to other servers, and takes theirs (NixlConnector)."""
+    recomputes: bool = False
+    """Whether it computes a prompt whose blocks it cannot take (`kv_load_failure_policy: recompute`)."""
 
     @property
     def ranks(self) -> range:

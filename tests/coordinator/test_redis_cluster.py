@@ -12,15 +12,18 @@ import pytest
 from coordinator.agent.agent_store import AgentStore
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
+from coordinator.placement import Placement, Prefill
 from coordinator.pool import hedged
 from coordinator.pool.demand import read_demand
 from coordinator.pool.draining import drain
+from coordinator.pool.pool import Pool
 from coordinator.pool.resumed import turn_s
 from coordinator.records import AuditNote, RecordChange, RecordStore
 from coordinator.redis.wire import Operands, Wire
 from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreOptions
 from coordinator.store_connection import RETRY_S
+from coordinator.subset import Subset
 from coordinator.survey import Survey
 from tests.coordinator.stage import beaten, chain, drained, place, register, replica, request, running
 from tests.coordinator.test_acl import keep_records, keep_usage, live_a_little, spend, tell
@@ -48,6 +51,14 @@ def pool_on(cluster: RedisCluster, index: int) -> str:
     return next(name for name in names if cluster.owner(PoolKeys(name).anchor) is cluster.nodes[index])
 
 
+async def place_pair(pool: Pool) -> None:
+    paired = request("paired", [])
+    paired.serving, paired.prefill = Subset.of(["r0", "r1"]), Prefill(Subset.of(["r2"]), 1)
+    placement = await pool.place(paired)
+    assert isinstance(placement, Placement)
+    assert placement.prefill is not None
+
+
 async def test_every_script_finds_all_of_its_keys_on_one_node(
     store: Store, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +76,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await eventually(lambda: store.is_up("m"))
     await register(pool, 20)
     await place(pool, "among many", [])
+    await place_pair(pool)
     await eventually(lambda: "reorder" in ran)
     await tell(store, cluster.url)
     await keep_records(store)

@@ -18,7 +18,7 @@ from coordinator.keys import PoolKeys
 from coordinator.maintenance.held_keys import HeldKeys, forget, forget_older, look_at
 from coordinator.maintenance.reaper import Reaper
 from coordinator.maintenance.repair import Repair
-from coordinator.placement import Placement, PlaceRequest, Reservation, Standing, Used
+from coordinator.placement import Placement, PlaceRequest, Prefill, Reservation, Standing, Used
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
@@ -161,6 +161,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.settlements.soon("done", "adopted", Used(97, 98))
     await asyncio.sleep(0)
     _state_spending(pool, asked)
+    await _begun(pool.place(replace(asked, serving=_SUBSET, prefill=Prefill(_OTHERS, 116, ("r9",)))))
 
 
 def _state_spending(pool: Pool, asked: PlaceRequest) -> None:
@@ -192,7 +193,7 @@ async def _agent_calls(wire: Recorder) -> None:
 
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
-        *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1]),
+        *("", "gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1]),
         *(
             " ".join(_KEYS),
             1,
@@ -248,9 +249,16 @@ ARGUMENTS: dict[str, list[Any]] = {
     "keep": [102, 7 * 24 * 3600, 103, 104],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""
+ARGUMENTS["pair"] = [
+    (
+        f'{{"least_tokens":116,"subset_at":20,"subset":"kvgate:{{m}}:subset:{_OTHERS.digest}",'
+        f'"arguments":[8,"{_OTHERS.digest}",4,"resp",10,"",11,"",12,"",21,"",22,"",23,""],"tried_at":9,"except_at":["r9"]}}'
+    ),
+    *ARGUMENTS["place"][1:],
+]
 ARGUMENTS["route"] = [
     *ARGUMENTS["place"],
     "".join(f"{key}{tokens:8d}" for key, tokens in zip(_KEYS, (7, 9), strict=True)),
-    b'[["v2",1,0,2,"kvgate:{m}:",[17,"kvgate:tenants"],23,[12,"12"],14]]',
+    b'[["v2",1,0,2,"kvgate:{m}:",[17,"kvgate:tenants"],24,[13,"12"],15]]',
     f"v1 9 10 1 chat.{'c' * 32} kvgate:stays:<turn>:cc kvgate:stays:<turn>:cc kvgate:shares chat v1 9 v2 1",
 ]

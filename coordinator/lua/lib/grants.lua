@@ -5,6 +5,7 @@
 
 -- include turns
 -- include place(SETTINGS, KEYS, ARGV)
+-- include pair
 
 local MOST_HEADS, MOST_LINES, LOOKED_AT, SOON_MS = 16, 64, 64, 1000
 
@@ -53,6 +54,16 @@ local function hold_back(base, name, holder, member, account, now)
   park(base, name, holder, now)
 end
 
+-- The settings with which a granted request gets its second place: room may have come at the first one only.
+local function as_second(settings)
+  local second = {}
+  for name, value in pairs(settings) do
+    second[name] = value
+  end
+  second.room_on, second.takes_all_room, second.prefers_until_ms = nil, false, 0
+  return second
+end
+
 -- Tries to place a request of a line. Returns "granted", "gone" (it is not there any more), "waits", "prefers" (a replica
 -- that has no room holds more of its prompt) or "blocked", and the account that has too many requests in flight. If it is
 -- granted, also whether its replica has room for another one. With `takes_all_room`, its band's part of the room does not count,
@@ -73,7 +84,11 @@ local function try_seat(base, name, holder, member, now, freed, takes_all_room, 
   seat.settings.takes_all_room, seat.settings.room_on, seat.settings.now = takes_all_room, freed, now
   seat.settings.seen_uncached = tokens_of(seat)
   seat.settings.prefers_until_ms = takes_all_room and 0 or patient_until(seat.until_ms, now)
-  local is_run, reply = pcall(place, seat.settings, seat.keys, seat.argv)
+  local is_run, reply = pcall(function()
+    return paired(function(keys, argv, is_second)
+      return place(is_second and as_second(seat.settings) or seat.settings, keys, argv)
+    end, seat.keys, seat.argv)
+  end)
   if not is_run then
     reply = { 'lost' } -- its gateway places it again
   end

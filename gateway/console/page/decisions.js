@@ -58,7 +58,8 @@ function statusOf(record) {
 // The replicas that it had before: too late with the first byte, or they broke the answer off. (kvgate watch says the same.)
 function marksOf(record) {
   const left = (record.resumed ?? []).map(({ how, replica }) => `${how === "none" ? "broken" : "resumed"}=${replica}`);
-  return record.hedged ? [`hedged=${record.hedged}`, ...left] : left;
+  const before = ["hedged", "prefill"].filter((name) => record[name]).map((name) => `${name}=${record[name]}`);
+  return [...before, ...left];
 }
 
 function rowOf(record) {

@@ -104,6 +104,8 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
         yield f"its first byte was late, and there was no second attempt: {_NOT_HEDGED[record['late']]}"
     if record.get("hedged"):
         yield f"{record['hedged']} was late, so a second attempt was made, which began first"
+    if record.get("prefill"):
+        yield f"{record['prefill']} was to compute its prompt for the replica that decoded"
     replica = record["replica"]
     if replica is None:
         yield "went to no replica"

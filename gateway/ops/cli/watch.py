@@ -42,7 +42,7 @@ def watch(
     A line for each: when, its id, its gateway, status and path, its tenant and
     model, its replica and why it went there, prompt tokens (cached/predicted/all),
     how long it waited for room, its first byte and its end in ms. Never a prompt.
-    hedged=r1: r1 was late. resumed=r1: r1 broke the answer off, which went on
+    prefill=r1: r1 was to compute its prompt. hedged=r1: r1 was late. resumed=r1: r1 broke the answer off, which went on
     here. broken=r1: r1 broke it off, and it did not go on.
     Of more than 100 requests a second at one gateway, the rest is counted only.
 
@@ -119,6 +119,8 @@ def _marks(record: dict[str, Any]) -> Iterator[str]:
     """The replicas that it had before this one: too late with the first byte, or they broke the answer off."""
     if record.get("hedged"):
         yield f"hedged={record['hedged']}"
+    if record.get("prefill"):
+        yield f"prefill={record['prefill']}"
     for left in record.get("resumed") or ():
         yield f"{'broken' if left['how'] == 'none' else 'resumed'}={left['replica']}"
 

@@ -11,6 +11,7 @@ import yaml
 
 from gateway.ops.errors import CommandError
 from gateway.ops.followed import FollowedReplica, is_http
+from gateway.settings.base import ROLE_LABEL
 from gateway.settings.config_file import SettingsError, build, merged
 from gateway.settings.gateway_settings import GatewaySettings, build_settings, load_settings
 
@@ -36,7 +37,10 @@ class Plan:
     detach: bool = False
 
 
-_FORM = "URL, or id=r0,url=http://host:port[,events=tcp://host:port][,replay=…][,lmcache=http://host:port][,dp_rank=0]"
+_FORM = "URL, or id=r0,url=http://host:port[,events=tcp://host:port][,replay=…][,lmcache=…][,dp_rank=0][,role=prefill]"
+
+
+_OF_REPLICA = {"id", "url", "dp_rank", "labels"}
 
 
 def parse_fronted(text: str, position: int) -> FollowedReplica:
@@ -46,8 +50,11 @@ def parse_fronted(text: str, position: int) -> FollowedReplica:
     fields = {"id": f"r{position}"} | {name: value for name, _, value in parts}
     if not all(equals for _, equals, _ in parts) or len({name for name, _, _ in parts}) < len(parts):
         raise CommandError(f"--replica {text}: is not understood; write {_FORM}")
+    told: dict[str, Any] = {**fields}
+    if (role := told.pop("role", None)) is not None:
+        told["labels"] = {ROLE_LABEL: role}
     try:
-        return build(FollowedReplica, fields, {}, {})
+        return build(FollowedReplica, told, {}, {})
     except SettingsError as error:
         raise CommandError(f"--replica {text}: {'; '.join(error.problems)}") from None
 
@@ -110,7 +117,7 @@ def gateway_config(
         "port": port,
         "shared_port": plan.port,
         "redis": {"url": redis_url},
-        "replicas": [replica.model_dump(include={"id", "url", "dp_rank"}, exclude_none=True) for replica in replicas],
+        "replicas": [replica.model_dump(include=_OF_REPLICA, exclude_defaults=True) for replica in replicas],
     }
     if "grace_s" not in base.get("timeouts", {}):
         own["timeouts"] = {"grace_s": _GRACE_S}

@@ -47,6 +47,12 @@ def test_an_engine_that_slows_down_is_believed() -> None:
     assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.9, abs=0.02)
 
 
+def test_an_engine_that_fetches_prompts_from_others_tells_nothing_of_its_speed() -> None:
+    """vLLM counts a transfer when it happens, and the prompt as one that was computed at the end of its request."""
+    fetched = [engine(transfers=1), *(engine(10 * n, 6000 * n, 0.06 * n, transfers=10) for n in range(1, 9))]
+    assert rates(*COMPUTED[:1], *fetched).prefill_tokens_per_s() is None
+
+
 def test_an_engine_that_begins_to_count_anew_is_no_negative_rate() -> None:
     found = rates(*COMPUTED, engine(1, 300, 0.3), engine(2, 4300, 4.3, l2_load_bytes_per_s=4e6))
     assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.75)

@@ -9,7 +9,9 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator.pool.claims
+from coordinator.placement import Placement, Prefill
 from coordinator.pool.pool import Pool
+from coordinator.subset import Subset
 from gateway.routing.ticket import Ticket
 from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, owners, register, request
 from tests.coordinator.stream import followed
@@ -68,6 +70,24 @@ async def test_every_order_of_endings_gives_the_load_back_once_and_claims_unless
     other.done()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {}
+
+
+async def test_a_pair_that_is_given_up_before_anything_was_sent_holds_nothing_at_either_end(
+    pool: Pool, client: redis.Redis
+) -> None:
+    asked = request("pair", PROMPT)
+    asked.serving, asked.prefill = Subset.of(["r0"]), Prefill(Subset.of(["r1"]), 1)
+    placement = await pool.place(asked)
+    assert isinstance(placement, Placement)
+    assert placement.prefill is not None
+    ticket = Ticket(pool, asked, "r0", placement.incarnation, "http://r0", placement.why, 0, placement)
+    ticket.prefill = Ticket(pool, asked.of_prefill(), "r1", "life1", "http://r1", "cold", 0, placement.prefill)
+    ticket.ended()
+    ticket.done()
+    await drained(pool)
+    assert await numbers(client, KEYS.active) == {}
+    assert await numbers(client, KEYS.backlog_tokens) == {}
+    assert await claims(client) == [False, False]
 
 
 async def test_an_attempt_that_computed_nothing_takes_its_claims_back_and_one_that_did_keeps_them(

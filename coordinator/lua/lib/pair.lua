@@ -1,0 +1,45 @@
+-- A pair: one replica computes a request's prompt, and another one takes the KV cache from it and decodes. `run(keys, argv)`
+-- is `place`. It first places the request where it is to be decoded. If much of the prompt is missing there, it is run once
+-- more, under another reservation, among the replicas that compute prompts for others. The operand `pair` is JSON:
+--   least_tokens     a prompt of which less is missing is computed where it is decoded
+--   subset_at, subset        the number of the key `subset`, and what it is in the second run
+--   arguments        [number, argument...]: those that differ in the second run
+--   except_at        names of replicas that compute their prompts themselves
+--   tried_at         the number of one more of these: the first place is none
+-- Returns the reply of the first run; if there is a second place, its reply is one value more.
+
+local PAIR_AT, REPLICA, WHY, MATCHED_TOKENS, UNCACHED, KIND, MODE = 1, 2, 5, 7, 11, 12, 15
+local MOST_RATIO = 4 -- of what is computed for others, and what that saves them
+
+local function paired(run, keys, argv)
+  local reply, text = run(keys, argv), argv[PAIR_AT]
+  local may_pair = text ~= '' and reply[1] == 'ok' and reply[WHY] ~= 'last_resort' and reply[WHY] ~= 'pinned'
+  if not may_pair or type(reply[UNCACHED]) ~= 'number' then
+    return reply
+  end
+  local pair = cjson.decode(text)
+  -- What it only claims to hold may be on its way to it, and then another replica has it already. Without an agent that
+  -- confirms claims, they all stay claims.
+  local is_unsure = reply[KIND] == 'claim' and reply[MODE] == 'session'
+  local missing, is_own = reply[UNCACHED] + (is_unsure and reply[MATCHED_TOKENS] or 0), false
+  for i = 1, #pair.except_at do
+    is_own = is_own or pair.except_at[i] == reply[REPLICA]
+  end
+  if missing < pair.least_tokens or is_own then
+    return reply
+  end
+  local tried = argv[pair.tried_at]
+  argv[pair.tried_at] = tried == '' and reply[REPLICA] or tried .. ' ' .. reply[REPLICA]
+  argv[PAIR_AT] = string.format('%d', MOST_RATIO * missing)
+  keys[pair.subset_at] = pair.subset
+  for i = 1, #pair.arguments, 2 do
+    argv[pair.arguments[i]] = pair.arguments[i + 1]
+  end
+  -- An error must not hide the place that the first run has reserved. Nor must a subset that is not declared: its
+  -- gateway keeps that alive, so this lasts for a moment.
+  local is_run, other = pcall(run, keys, argv, true)
+  if is_run and other[1] == 'ok' then
+    reply[#reply + 1] = other
+  end
+  return reply
+end

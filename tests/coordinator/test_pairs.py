@@ -1,0 +1,154 @@
+"""A pair: one script places a request where it is decoded and where it is prefilled, and both loads are given back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio as redis
+
+from coordinator.maintenance.reaper import Reaper
+from coordinator.placement import NOTHING, Placement, PlaceRequest, Prefill
+from coordinator.policy_knobs import PolicyKnobs
+from coordinator.pool.pool import Pool
+from coordinator.subset import Subset
+from tests.coordinator.queueing import ONE_EACH, asking, queued, two_gateways
+from tests.coordinator.stage import KEYS, SPAN_TOKENS, beaten, chain, drained, now_ms, replica
+from tests.coordinator.stream import followed
+from tests.redis_server import RedisServer
+
+DECODES, PREFILLS = Subset.of(["r0", "r1"]), Subset.of(["r2", "r3"])
+MANY_EACH = PolicyKnobs(max_active_requests=8)
+
+
+def pairing(name: str, knobs: PolicyKnobs = MANY_EACH, least_tokens: int = 1, **changes: Any) -> PlaceRequest:
+    """A request that is decoded by r0 or r1, and may be prefilled by r2 or r3."""
+    asked = asking(name, knobs, **changes)
+    asked.serving, asked.prefill = DECODES, Prefill(PREFILLS, least_tokens)
+    return asked
+
+
+@asynccontextmanager
+async def four_replicas(server: RedisServer) -> AsyncIterator[tuple[Pool, Pool]]:
+    async with two_gateways(server, 4) as gateways:
+        yield gateways
+
+
+async def placed(pool: Pool, asked: PlaceRequest) -> Placement:
+    placement = await pool.place(asked)
+    assert isinstance(placement, Placement)
+    return placement
+
+
+async def prefilled(pool: Pool, asked: PlaceRequest) -> str:
+    """The replica that prefills for it; empty if it is prefilled where it is decoded."""
+    placement = await placed(pool, asked)
+    assert placement.replica in DECODES
+    assert placement.prefill is None or placement.prefill.replica in PREFILLS
+    return placement.prefill.replica if placement.prefill is not None else ""
+
+
+async def loads(client: redis.Redis) -> tuple[dict[str, str], dict[str, str]]:
+    """Requests in flight, and tokens to prefill, where there are any."""
+    found = [await client.hgetall(key) for key in (KEYS.active, KEYS.backlog_tokens)]
+    of_each = [{name: told for name, told in each.items() if told != "0"} for each in found]
+    return of_each[0], of_each[1]
+
+
+async def test_both_ends_hold_load_and_only_the_prefill_has_tokens_to_compute(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with four_replicas(redis_server) as (one, _):
+        placement = await placed(one, pairing("a"))
+        assert placement.prefill is not None
+        await drained(one)
+        ends = {placement.replica: "1", placement.prefill.replica: "1"}
+        assert await loads(client) == (ends, {placement.prefill.replica: str(SPAN_TOKENS)})
+        assert set(await client.hkeys(KEYS.flight("gw0"))) == {"a", "ap"}
+        one.done("ap", NOTHING)
+        await drained(one)
+        assert await loads(client) == ({placement.replica: "1"}, {})
+        one.done("a", NOTHING)
+        await drained(one)
+        assert await loads(client) == ({}, {})
+
+
+async def test_what_decode_holds_is_not_prefilled_elsewhere_but_a_claim_of_a_watched_engine_does_not_count(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    keys = chain("a", "b", "c")
+    async with four_replicas(redis_server) as (one, _):
+        first = await prefilled(one, pairing("first", keys=keys))
+        assert first
+        assert await prefilled(one, pairing("unwatched", keys=keys, least_tokens=2 * SPAN_TOKENS)) == ""
+        for name in DECODES.replicas:
+            await followed(client, name)
+        again = await placed(one, pairing("again", keys=keys, least_tokens=2 * SPAN_TOKENS))
+        assert (again.matched_tokens, again.matched_kind) == (3 * SPAN_TOKENS, "claim")
+        assert again.prefill is not None
+        assert again.prefill.replica == first
+        for key in keys:
+            told = (await client.hget(KEYS.own(key), again.replica)).split(" ")
+            resident = [told[0], "resident", *told[2:6], "1", str(3 * SPAN_TOKENS), "00"]
+            await client.hset(KEYS.own(key), again.replica, " ".join(resident))
+        assert await prefilled(one, pairing("last", keys=keys, least_tokens=2 * SPAN_TOKENS)) == ""
+
+
+async def test_a_replica_that_computes_its_own_prompts_gets_no_help(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with four_replicas(redis_server) as (one, _):
+        asked = [pairing(f"{number}") for number in range(8)]
+        for each in asked:
+            each.prefill = Prefill(PREFILLS, 1, ("r0",))
+        placements = [await placed(one, each) for each in asked]
+        assert {each.replica: each.prefill is not None for each in placements} == {"r0": False, "r1": True}
+
+
+async def test_without_a_replica_that_can_prefill_it_is_prefilled_where_it_is_decoded(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with four_replicas(redis_server) as (one, _):
+        for name in PREFILLS.replicas:
+            assert await prefilled(one, pairing(f"fills-{name}", ONE_EACH)) != ""
+            one.done(f"fills-{name}", NOTHING)
+        await drained(one)
+        assert await prefilled(one, pairing("full", ONE_EACH)) == ""
+        one.done("full", NOTHING)
+        for name in PREFILLS.replicas:
+            one.done(f"fills-{name}p", NOTHING)
+            one.register(replica(name, state="dead"))
+        await drained(one)
+        assert await prefilled(one, pairing("dead", ONE_EACH)) == ""
+        assert await client.hkeys(KEYS.flight("gw0")) == ["dead"]
+
+
+async def test_a_request_that_waited_for_a_place_to_decode_gets_both_places(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with four_replicas(redis_server) as (one, other):
+        for name in ("full0", "full1"):
+            assert await prefilled(one, pairing(name, ONE_EACH, least_tokens=10**6)) == ""
+        waits = await queued(client, other, pairing("waits", ONE_EACH))
+        one.done("full0", NOTHING)
+        granted = await waits
+        assert isinstance(granted, Placement)
+        assert granted.prefill is not None
+        await drained(one, other)
+        assert set(await client.hkeys(KEYS.flight("gw1"))) == {"waits", "waitsp"}
+
+
+async def test_a_new_life_of_the_store_and_a_dead_gateway_keep_and_free_both_ends(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with four_replicas(redis_server) as (one, other):
+        assert await prefilled(one, pairing("a"))
+        await client.flushall()
+        for pool in (one, other, one):
+            await beaten(pool)
+        await drained(one)
+        assert set(await client.hkeys(KEYS.flight("gw0"))) == {"a", "ap"}
+        await client.hset(KEYS.gateways, "gw0", f"{one.link.epoch} {await now_ms(client) - 1}")
+        await Reaper(other).give_back(["gw0"])
+        assert await loads(client) == ({}, {})
