@@ -73,6 +73,29 @@ async def test_tenants_take_turns_whatever_they_ask_for_and_bands_go_first(
         assert order[4:] == ["double1", "greedy1", "greedy2"], "each charged with its tokens, the double ones half"
 
 
+async def test_a_tenant_that_comes_late_takes_turns_from_then_on_and_catches_up_on_nothing(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [first, *_] = await fill(one)
+        order: list[str] = []
+        tasks = []
+
+        async def wait(pool: Pool, tenant: str, count: int) -> None:
+            for name in (f"{tenant}{number}" for number in range(count)):
+                tasks.append(await queued(client, pool, asking(name, tenant=tenant)))
+                tasks[-1].add_done_callback(lambda _, name=name: order.append(name))
+
+        await wait(one, "early", 6)
+        one.done(first)
+        for count in range(1, 10):
+            await eventually(lambda count=count: len(order) == count)
+            if count == 3:
+                await wait(other, "late", 3)
+            (one if order[-1].startswith("early") else other).done(order[-1])
+        assert order[3:] == ["late0", "early3", "late1", "early4", "late2", "early5"]
+
+
 async def test_nobody_overtakes_but_requests_that_others_cannot_use_do(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
