@@ -12,9 +12,11 @@ from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
+from gateway.request.keyring import Caller
 from gateway.routing import weighted
 from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
+from gateway.routing.weighted import conversation_of
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.upstream import Upstream
 from tests.gateway.routing.test_router import REPLICAS, job
@@ -23,6 +25,13 @@ _SETTINGS = {
     "replicas": [{"id": name, "url": f"http://{name}", "labels": {"of": name}} for name in REPLICAS],
     "models": [{"name": "chat", "backends": [{"name": name, "match": {"labels": {"of": name}}} for name in REPLICAS]}],
 }
+
+
+def test_what_two_tenants_call_alike_are_two_conversations() -> None:
+    asked = [job(b"the same beginning") for _ in range(4)]
+    for each, tenant, session in zip(asked, ("a", "b") * 2, ("", "", "the same name", "the same name"), strict=True):
+        each.caller, each.session = Caller(tenant, True), session
+    assert len(set(map(conversation_of, asked))) == 4
 
 
 async def test_a_backend_that_becomes_ready_while_the_store_is_late_fails_no_request(
