@@ -79,6 +79,16 @@ async def test_a_body_that_comes_too_slowly_is_given_up_long_before_its_time_is_
     assert "1024 bytes per second" in refused.value.message
 
 
+async def test_a_body_that_comes_fast_enough_is_given_up_when_its_time_is_over(slot: AdmissionSlot) -> None:
+    async def steadily() -> bytes:
+        await asyncio.sleep(0.005)
+        return b"x" * 20
+
+    with pytest.raises(ApiError) as refused:
+        await receive_body(slot, {}, steadily, Deadlines(), 0.1)
+    assert (refused.value.status, refused.value.code) == (408, "body_timeout")
+
+
 async def test_a_body_that_comes_fast_enough_may_take_its_time(
     slot: AdmissionSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
