@@ -34,11 +34,14 @@ def usage(store: Store) -> UsageStore:
     return UsageStore(store, "", "gw0.1")
 
 
-async def test_what_gateways_add_is_summed_with_money_exact_to_nine_decimals(store: Store, usage: UsageStore) -> None:
-    other = UsageStore(store, "", "gw1.1")
+async def test_what_gateways_add_is_summed_with_money_exact_to_nine_decimals(
+    store: Store, usage: UsageStore, client: redis.Redis
+) -> None:
+    other, more = UsageStore(store, "", "gw1.1"), replace(TOOK, cost_nanos=9_000_000 * 10**9, saved_nanos=999_730_000)
     assert await usage.add(0, 1, {hour(1): {CHAT: TOOK}}, KEPT_S) == 1
-    assert await other.add(0, 1, {hour(1): {CHAT: replace(TOOK, cost_nanos=9_000_000 * 10**9)}}, KEPT_S) == 1
-    assert await usage.rows(hour(1).name) == {CHAT: Consumed(2, 0, 1400, 600, 100, 4, 9_000_001_234_567_891, 540_000)}
+    assert await other.add(0, 1, {hour(1): {CHAT: more}}, KEPT_S) == 1
+    assert await usage.rows(hour(1).name) == {CHAT: Consumed(2, 0, 1400, 600, 100, 4, 9_000_001_234_567_891, 10**9)}
+    assert await client.hvals(f"{usage_key()}:{hour(1).name}") == ["2 0 1400 600 100 4 9000001.234567891 1.000000000"]
 
 
 async def test_a_call_that_comes_twice_or_too_early_adds_nothing_and_tells_the_last_number(usage: UsageStore) -> None:
