@@ -133,13 +133,17 @@ async def stage(hedge_cluster: HedgeStage) -> AsyncIterator[HedgeStage]:
 async def test_a_late_stream_is_answered_by_another_replica(stage: HedgeStage) -> None:
     await stage.earns()
     text, owner = await stage.slow_owner()
-    aborted = (await stage.replica_state(owner))["aborted"]
+    aborted, won = (await stage.replica_state(owner))["aborted"], await stage.outcomes("won")
     answer = await stage.streams(text, gateway=1)
     second = answer.headers["x-kvgate-replica"]
     assert second != owner.id
     assert f"hedged={owner.id}" in answer.headers["x-kvgate-decision"]
-    assert (await stage.replica_state(owner))["aborted"] == aborted + 1
-    assert await stage.outcomes("won") == 1
+    assert await stage.outcomes("won") == won + 1
+
+    async def is_aborted() -> bool:
+        return bool((await stage.replica_state(owner))["aborted"] == aborted + 1)
+
+    await eventually(is_aborted)
     [record] = await stage.records(answer)
     assert (record["hedged"], record["replica"]) == (owner.id, second)
     assert any(line.startswith(f"{owner.id} was late") for line in reasons(record))
@@ -228,16 +232,16 @@ async def both_compute(stage: HedgeStage) -> bool:
 
 
 async def test_all_gateways_hedge_no_more_than_their_share(stage: HedgeStage) -> None:
-    before = await stage.metric_of_all("kvgate_hedged_tokens_total")
+    before, withheld = await stage.metric_of_all("kvgate_hedged_tokens_total"), await stage.outcomes("withheld")
     await stage.earns()
     for replica in stage.cluster.replicas:
-        await stage.fail(replica, "slower", times=SLOWER / 4)
+        await stage.fail(replica, "slower", times=SLOWER / 2)
     await asyncio.gather(*(stage.streams(stage.new_prompt(), number % 2) for number in range(9)))
     hedged = await stage.metric_of_all("kvgate_hedged_tokens_total") - before
     placed, faded = await stage.allowance()
     assert 0 < faded <= hedged
     assert faded <= SHARE * placed
-    assert await stage.outcomes("withheld") > 0
+    assert await stage.outcomes("withheld") > withheld
 
 
 async def test_a_prompt_that_keeps_servers_busy_gets_no_second_attempt(stage: HedgeStage) -> None:
