@@ -76,6 +76,7 @@ async def test_a_tenants_requests_in_flight_are_limited_over_all_gateways(stage:
 async def test_requests_a_minute_are_counted_over_all_gateways_and_answers_say_how_many_are_left(
     stage: LimitStage,
 ) -> None:
+    before = await stage.metric_of_all("kvgate_queue_refusals_total", reason="requests")
     answers = [await stage.ask("counted", number % 2) for number in range(7)]
     assert [answer.status_code for answer in answers] == [200] * 6 + [429]
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == [*"543210", "0"]
@@ -85,7 +86,7 @@ async def test_requests_a_minute_are_counted_over_all_gateways_and_answers_say_h
     assert refused.json()["error"]["code"] == "rate_limited"
     assert 8 <= int(refused.headers["retry-after"]) <= 10
     assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
-    assert await stage.metric_of_all("kvgate_queue_refusals_total", reason="requests") == 1
+    assert await stage.metric_of_all("kvgate_queue_refusals_total", reason="requests") == before + 1
     async with AsyncOpenAI(base_url=f"{stage.urls[0]}/v1", api_key="counted", max_retries=0) as client:
         with pytest.raises(RateLimitError) as raised:
             await client.completions.create(model="sim", prompt="x")
