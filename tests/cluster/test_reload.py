@@ -150,7 +150,7 @@ async def test_a_removed_admin_key_watches_no_longer(cluster: Cluster, http: htt
         write(file, configured(OLD))
         async for _ in pieces:  # ends by itself
             pass
-    assert await are(http, cluster, "ops-key-0123456789", 401)
+    await eventually(lambda: are(http, cluster, "ops-key-0123456789", 401))
 
 
 @pytest.mark.parametrize(("account", "per_min"), [("team", 1000), ("key:old", 2000)])
