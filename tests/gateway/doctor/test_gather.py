@@ -112,13 +112,13 @@ async def test_hung_servers_delay_the_doctor_by_one_timeout() -> None:
         async with serving(SimSettings()) as port:
             began = time.monotonic()
             evidence = await gathered(
-                url, url, url, f"http://127.0.0.1:{port}", gateways=(url, url), lmcache=(url,), timeout_s=1.0
+                url, url, url, f"http://127.0.0.1:{port}", gateways=(url, url), lmcache=(url,), timeout_s=2.0
             )
             took_s = time.monotonic() - began
-    assert took_s < 1.9
-    assert [replica.problem for replica in evidence.replicas()] == ["", *["no answer within 1 s"] * 3]
-    assert all("within 1 s" in gateway.problem for gateway in evidence.gateways)
-    assert "within 1 s" in evidence.lmcache[0].problem
+    assert took_s < 3.9
+    assert [replica.problem for replica in evidence.replicas()] == ["", *["no answer within 2 s"] * 3]
+    assert all("within 2 s" in gateway.problem for gateway in evidence.gateways)
+    assert "within 2 s" in evidence.lmcache[0].problem
 
 
 async def test_a_redis_that_hangs_costs_no_more_than_its_timeout() -> None:

@@ -80,9 +80,9 @@ async def test_beyond_what_is_kept_they_are_not_answered_and_the_client_is_told(
     async with served.client() as (reader, writer):
         writer.write(GET * 10_000)
         await writer.drain()
-        await asyncio.sleep(0.05)
-        (connection,) = served.state.connections
-        assert not connection._kept  # type: ignore[union-attr]
+        (connection,) = await eventually(lambda: served.state.connections)
+        await eventually(lambda: connection._is_deaf)
+        assert not connection._kept
         go_on.set()
         said = await asyncio.wait_for(reader.readuntil(b"GET /get  0"), 5)
     assert (said.count(b"200 OK"), said.count(CLOSE)) == (1, 1)

@@ -23,8 +23,7 @@ async def aborted(
 ) -> dict[str, Any]:
     """The answer to a request that is aborted when it has some tokens."""
     asked = asyncio.ensure_future(replica.post(path, body))
-    await replica.until(lambda state: state["running"] and state["prompt_tokens"] and state["blocks_used"])
-    await asyncio.sleep(0.1)
+    await replica.until(lambda state: state["running"] and state["recent"][-1]["completion_tokens"])
     (await replica.http.post(order[0], json=order[1])).raise_for_status()
     status, answer = await asked
     assert status == 200
