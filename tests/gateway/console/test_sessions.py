@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from typing import Any, cast
 
 import pytest
@@ -61,6 +62,17 @@ async def test_who_can_only_read_the_store_cannot_sign_a_session_where_there_is_
     assert await is_logged_in(other, cookie)
     reader = of(store)  # it knows the secret in the store, and the digest of the key
     assert not await is_logged_in(one, await reader.begin("secret-root"))
+
+
+async def test_a_session_lasts_for_twelve_hours_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    one = of(Keeper())
+    cookie = await one.begin("secret-root")
+    now_s += 12 * 3600 - 1
+    assert await is_logged_in(one, cookie)
+    now_s += 1
+    assert not await is_logged_in(one, cookie)
 
 
 async def test_all_sessions_end_at_all_gateways_when_the_secret_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
