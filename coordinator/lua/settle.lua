@@ -8,7 +8,8 @@
 --   hash    leased:<gateway>, spent:<gateway>
 -- ARGV
 --   text    gateway
---   text    sums: what the gateway has settled of budgets: see spending.settle in lib/spending.lua; "": nothing new
+--   text    sums: what the gateway has settled of budgets: see spending.settle in lib/spending.lua; "-": nothing new; "":
+--             the same, and none of these requests holds anything of budgets by itself
 --   text    settled(event, reservation, used)...: the event is "first_token" or "done". `used` are two numbers of tokens:
 --             "<what the request is charged (see lib/fair.lua)> <what it takes of its accounts' limits>"; "" if not known.
 --             With the event "room", the second text is a replica where room may have come ("": any), the third is ""
@@ -57,20 +58,16 @@ for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
   end
 end
 local told = found
-local more = redis.call('EXISTS', waiting_key, charges_key, budgets_key, leased_key)
-local leases, spending = more > 0 and redis.call('EXISTS', leased_key) or 0, nil
 if sums ~= '' then
-  spending = spending_of(tenants_key, leased_key)
+  local spending = spending_of(tenants_key, leased_key)
   told = spending.settle(spent_key, sums)
-end
-for i = leases > 0 and SETTLED_OFFSET + 1 or #ARGV + 1, #ARGV, SETTLED_SIZE do
-  -- The key may have slices only, which hold for their requests.
-  if ARGV[i] == 'done' and field_of(leased_key, ARGV[i + 1]) then
-    spending = spending or spending_of(tenants_key, leased_key)
-    spending.free(ARGV[i + 1], sums ~= '' and told[1])
+  for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
+    if ARGV[i] == 'done' then
+      spending.free(ARGV[i + 1], told[1])
+    end
   end
 end
-if more > leases then -- the code of grants is long
+if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then -- the code of grants is long
 -- include time
 -- include limits
 -- include grants

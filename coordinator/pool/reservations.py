@@ -72,7 +72,7 @@ class Reservations:
             self.load.end_backlog(live)
             live.backlog_tokens = 0
             self.load.on_freed(reservation, None)
-            self._settle("first_token", reservation)
+            self._settle("first_token", reservation, alone=False)
 
     def computes_itself(self, reservation: str) -> None:
         """Another replica was to compute its prompt, and did not: its own one has all tokens to compute."""
@@ -89,17 +89,18 @@ class Reservations:
     def done(self, reservation: str, used: Used | None = None) -> None:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
         `used` is what it took, if the answer has told."""
-        budget = self.live[reservation].budget if reservation in self.live else None
-        if self._drop(reservation, used):
+        one = self.live.get(reservation)
+        if one is not None and self._drop(reservation, used):
+            budget = one.budget
             is_new = reservation in self.settlements.to_adopt
             if budget is not None and (is_new or self._link.wire is None):
                 self._unpoured.add(reservation, budget, used, not is_new or reservation in self.unanswered)
-            self._settle("done", reservation, used)
+            self._settle("done", reservation, used, alone=one.bill is not None and not one.covered_ms)
             self.settlements.forget(reservation)
 
-    def _settle(self, event: str, reservation: str, used: Used | None = None) -> None:
+    def _settle(self, event: str, reservation: str, used: Used | None = None, *, alone: bool) -> None:
         if self._link.wire is not None:
-            self.settlements.settle(event, reservation, used)
+            self.settlements.settle(event, reservation, used, alone=alone)
 
     def released(self, request: PlaceRequest, is_over: bool = False) -> None:
         """The store has given back the attempt before. A charge for it ends: the next one is charged for itself. What

@@ -35,24 +35,30 @@ class Settlements:
         self._of_adopted: list[_Settlement] = []
         """Their settlements, which the next heartbeat sends."""
         self._settled: list[_Settlement] = []
+        self._alone: set[str] = set()
+        """Those of them for which the store may hold something of budgets, outside of slices."""
         self._ends_soon = False
         self._later: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Settlements {len(self._settled)} to send, {len(self._of_adopted)} with the next heartbeat>"
 
-    def settle(self, event: str, reservation: str, used: Used | None = None) -> None:
-        """`event` is `first_token` or `done`. `used` is what the request took, if its answer has told."""
+    def settle(self, event: str, reservation: str, used: Used | None = None, *, alone: bool) -> None:
+        """`event` is `first_token` or `done`. `used` is what the request took, if its answer has told. `alone`: the
+        store may hold something of budgets for it, outside of slices."""
         if reservation in self.to_adopt:
             return  # not counted; if a late placement counts it, its reply undoes that
         if reservation in self._adopted:
             self._of_adopted.append((event, reservation, "" if used is None else used.text))
+            self._alone.add(reservation)
         else:
-            self.soon(event, reservation, used)
+            self.soon(event, reservation, used, alone=alone)
 
-    def soon(self, event: str, reservation: str, used: Used | None = None) -> None:
+    def soon(self, event: str, reservation: str, used: Used | None = None, *, alone: bool = True) -> None:
         """The same, whether the reservation was adopted or not."""
         self._settled.append((event, reservation, "" if used is None else used.text))
+        if alone:
+            self._alone.add(reservation)
         loop = asyncio.get_running_loop()
         if event != "first_token":
             if not self._ends_soon:
@@ -63,7 +69,7 @@ class Settlements:
 
     def room(self, replica: str = "") -> None:
         """There may be room on this replica, or on any: queued requests get it."""
-        self.soon("room", replica)
+        self.soon("room", replica, alone=False)
 
     def send(self) -> None:
         """Send what waits, except settlements of adopted requests."""
@@ -75,6 +81,9 @@ class Settlements:
         for start in range(0, len(settled), COUNTED_AT_ONCE):
             piece = settled[start : start + COUNTED_AT_ONCE]
             sums, heard = self._spent.take()
+            alone = self._alone.intersection(reservation for _, reservation, _ in piece)
+            self._alone -= alone
+            sums = sums or ("-" if alone and self._spent else "")
             self._link.tell("settle", heard, True, gateway=self._link.gateway, sums=sums, settled=piece)
 
     def send_of_adopted(self) -> None:
@@ -100,5 +109,5 @@ class Settlements:
 
     def drop(self) -> None:
         """The connection is gone: what waits is lost. A reassertion will state what is live."""
-        self._settled.clear()
-        self._of_adopted.clear()
+        for lost in (self._settled, self._of_adopted, self._alone):
+            lost.clear()

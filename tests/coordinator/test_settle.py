@@ -34,8 +34,8 @@ async def test_settling_twice_changes_nothing_more(pool: Pool, client: redis.Red
     for _ in range(2):
         pool.first_token("a")
         pool.done("a")
-        pool.reservations._settle("done", "a")
-        pool.reservations._settle("first_token", "a")
+        pool.reservations._settle("done", "a", alone=False)
+        pool.reservations._settle("first_token", "a", alone=False)
         await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}

@@ -25,10 +25,10 @@ MUCH = budget(10**9)
 SLICE = f"slice {NAME}"
 
 
-async def warm(pool: Pool, count: int = 8, within: AccountBudget = MUCH) -> None:
-    """So many requests come and go, and the gateway gets a slice for as many more."""
+async def warm(pool: Pool, count: int = 8, *within: AccountBudget) -> None:
+    """So many requests come and go, and the gateway gets slices for as many more."""
     for number in range(count):
-        await placed(pool, costly(f"{pool.gateway}-warm{number}", within))
+        await placed(pool, costly(f"{pool.gateway}-warm{number}", *within or (MUCH,)))
         pool.done(f"{pool.gateway}-warm{number}", took(10))
     await refreshed(pool)
 
@@ -74,6 +74,29 @@ async def test_requests_on_a_slice_are_placed_and_end_without_a_word_about_budge
         await refreshed(one)
         assert await spent(client) == (116, 0)
         assert await client.exists(KEYS.leased("gw0")) == 0
+
+
+async def test_a_request_on_slices_takes_no_more_commands_than_one_without_budgets(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+
+        async def commands(name: str, bill: Bill | None) -> dict[str, int]:
+            await client.config_resetstat()
+            asked = costly(name)
+            asked.bill = bill
+            assert (await placed(one, asked)).spent == ()
+            one.first_token(name)
+            one.done(name, took(10))
+            await drained(one)
+            return {kind: told["calls"] for kind, told in (await client.info("commandstats")).items()}
+
+        await commands("first", None)
+        plain = await commands("plain", None)
+        assert plain["cmdstat_evalsha"] >= 2
+        within = MUCH, budget(10**9, window="2026-11-28")
+        await warm(one, 8, *within)
+        assert await commands("covered", costly("covered", *within).bill) == plain
 
 
 async def test_a_request_that_does_not_fit_into_its_gateways_slices_is_asked_about(
@@ -136,7 +159,7 @@ async def test_near_the_end_of_a_budget_gateways_give_their_slices_back(
 ) -> None:
     async with two_gateways(redis_server) as (one, other):
         within = budget(2000 * COST)
-        await warm(one, within=within)
+        await warm(one, 8, within)
         assert await slice_of(client, one) > 0
         await placed(other, costly("much", within, prompt=1800 * COST))
         for number in range(8):
@@ -301,6 +324,7 @@ class Walk:
                 self.most_left = max(self.most_left, left // COST)
                 continue
             assert isinstance(placement, Placement)
+            pool.first_token(f"id{self.count}")
             self.in_flight[f"id{self.count}"] = pool
             self.covered += not placement.spent
 
