@@ -154,10 +154,11 @@ local function spending_of(tenants_key, leased_key)
         is_granted, held, known, per_s = true, held + more, known + more_known, per_s + more_per_s
       end
       if tonumber(held) > 0 then
-        spending.restate(slice, string.format('%d / %s %d %d %d', now, name, held, known, per_s))
+        write('HSET', leased_key, slice, string.format('%s %d / %s %d %d %d', told[1], now, name, held, known, per_s))
+        others = add('held ' .. name, held, others)
       end
       told[#told + 1], told[#told + 2] = slice, is_granted and '1' or '0'
-      told[#told + 1], told[#told + 2] = 'held ' .. name, string.format('%d', others + held)
+      told[#told + 1], told[#told + 2] = 'held ' .. name, string.format('%d', others)
     end
   end
 
