@@ -383,6 +383,11 @@ class Reservation:
     covered_ms: int = 0
     """Since when slices of its budgets hold what it can cost; 0: the store holds it for the request alone."""
 
+    @property
+    def is_held_alone(self) -> bool:
+        """Whether the store holds something of budgets for it, outside of slices."""
+        return self.bill is not None and not self.covered_ms
+
 
 _REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable", b"no_replica", b"no_room", b"later", b"withheld"})
 

@@ -36,7 +36,11 @@ if count > 0 then
     give_back(entries[i], replicas_key, active_key, backlog_tokens_key)
     redis.call('HSET', reaped_key, ids[i], entries[i] .. ' ' .. gateway)
     budget.lapse(ids[i])
-    spending.lapse(ids[i], lived_ms)
+    if string.find(entries[i], '^%S+ %S+ %S+ [1-9]') then -- nothing of its answer had come
+      spending.free(ids[i])
+    else
+      spending.lapse(ids[i], lived_ms)
+    end
   end
   redis.call('HDEL', flight_key, unpack(ids, 1, count))
 end

@@ -71,6 +71,11 @@ class Link:
         elif on_reply is not None:
             on_reply(not_connected())
 
+    def flush(self) -> None:
+        """What was sent is on its way before this returns."""
+        if self.wire is not None:
+            self.wire.flush()
+
     def restate(self, name: str, on_reply: Reply | None = None, /, **arguments: Any) -> None:
         """Send a script with its text: after a NOSCRIPT it would run again, behind calls that it must precede."""
         if self.wire is not None:

@@ -73,6 +73,9 @@ class Reservations:
             live.backlog_tokens = 0
             self.load.on_freed(reservation, None)
             self._settle("first_token", reservation, alone=False)
+            if live.is_held_alone:  # without a first token it is free if this gateway dies: the client comes second
+                self.settlements.send_of_adopted()
+                self._link.flush()
 
     def computes_itself(self, reservation: str) -> None:
         """Another replica was to compute its prompt, and did not: its own one has all tokens to compute."""
@@ -95,7 +98,7 @@ class Reservations:
             is_new = reservation in self.settlements.to_adopt
             if budget is not None and (is_new or self._link.wire is None):
                 self._unpoured.add(reservation, budget, used, not is_new or reservation in self.unanswered)
-            self._settle("done", reservation, used, alone=one.bill is not None and not one.covered_ms)
+            self._settle("done", reservation, used, alone=one.is_held_alone)
             self.settlements.forget(reservation)
 
     def _settle(self, event: str, reservation: str, used: Used | None = None, *, alone: bool) -> None:

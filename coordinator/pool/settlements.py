@@ -1,7 +1,8 @@
 """First tokens and ends of requests, on their way to the store.
 
 Those of one moment go together, because a call with two events costs Redis little more than one. The end of a request
-is sent in this turn of the event loop: its client may ask again at once. A first token waits for company for a moment.
+is sent in this turn of the event loop: its client may ask again at once. A first token waits for company for a moment,
+unless a budget depends on it.
 
 A request that was placed without the store is adopted: the next heartbeat or reassertion counts it. What happens to it
 before is not sent. What happens later goes with a heartbeat: the store was slow then, and an adoption is no more exact.

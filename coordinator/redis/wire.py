@@ -170,7 +170,7 @@ class Wire(asyncio.Protocol):
         future = call.future = self._loop.create_future()
         self._enqueue(call, command)
         if at_once:
-            self._write()
+            self.flush()
         self._limit(call, budget_s, None)
         return future
 
@@ -222,9 +222,9 @@ class Wire(asyncio.Protocol):
         if is_urgent:
             if not self._writes_soon:
                 self._writes_soon, self._write_due_s = True, self._loop.time()
-                self._loop.call_soon(self._write)
+                self._loop.call_soon(self.flush)
         elif self._write_later is None and not self._writes_soon:
-            self._write_later = self._loop.call_later(_BEHIND_S, self._write)
+            self._write_later = self._loop.call_later(_BEHIND_S, self.flush)
 
     def _enqueue_script(self, call: _Call, script: Script, operands: Operands) -> None:
         call.script, call.operands = script, operands
@@ -252,7 +252,8 @@ class Wire(asyncio.Protocol):
 
     # -- the socket ----------------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Writes all calls that were made."""
         if self._writes_soon:
             self._writes_soon, self.write_lag_s = False, self._loop.time() - self._write_due_s
         if self._write_later is not None:

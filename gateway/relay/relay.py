@@ -110,6 +110,7 @@ class Relay:
         if answer.status >= 400:
             ticket.used = NOTHING
         if ticket.is_computed:
+            ticket.pool.first_token(ticket.request.reservation)
             self._objects.notice(job, ticket, answer.look())
         reply.start_body(answer, answer.content_length if name is None else None)
         try:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import redis as blocking_redis
 import redis.asyncio as redis
 
 from coordinator.errors import OverBudget, StoreRefused
@@ -20,7 +21,7 @@ from coordinator.spending import FREE, AccountBudget, Bill, Price
 from tests.account_limits import limits_of
 from tests.coordinator.queueing import asking, queued, two_gateways
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, now_ms, register
-from tests.polling import eventually
+from tests.polling import eventually, wait_until
 from tests.redis_server import RedisServer
 
 PLENTY = PolicyKnobs()
@@ -175,6 +176,7 @@ async def test_a_dead_gateways_requests_hold_what_they_can_have_cost_until_the_g
         assert asked.bill is not None
         asked.bill = Bill((within,), Price(10**6, 10**5, 2 * 10**6), 10, 10**9)
         await placed(one, asked)
+        one.first_token("lost")
         await placed(one, costly("over", within))
         one.done("over", took(5))
         await drained(one)
@@ -192,6 +194,43 @@ async def test_a_dead_gateways_requests_hold_what_they_can_have_cost_until_the_g
         one.done("lost", took(9))
         await drained(one)
         assert await spent(client) == (14, 0)
+
+
+async def test_a_dead_gateways_request_without_a_first_token_costs_nothing_until_the_gateway_tells(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        within = budget(1000)
+        for name in ("begins", "waits"):
+            await placed(one, costly(name, within))
+        one.first_token("begins")
+        await drained(one)
+        await dies(client, one, other, 30)
+        assert await spent(client) == (COST, 0)
+        await beaten(one)  # it was not dead
+        await drained(one)
+        assert await spent(client) == (0, 2 * COST)
+        one.done("waits", took(7))
+        await drained(one)
+        assert await spent(client) == (7, COST)
+
+
+@pytest.mark.usefixtures("client")  # which removes the keys
+@pytest.mark.parametrize("is_adopted", [False, True])
+async def test_the_store_hears_of_a_first_token_before_its_client(redis_server: RedisServer, is_adopted: bool) -> None:
+    """Otherwise a gateway that dies then would have served its client for nothing."""
+    async with two_gateways(redis_server) as (one, _):
+        asked = costly("a", budget(1000))
+        if is_adopted:
+            one.adopt(Reservation("a", "r0", "life1", 10, "-", bill=asked.bill, uncached_tokens=10))
+            one.reservations.count_adopted()
+        else:
+            await placed(one, asked)
+        await drained(one)
+        with blocking_redis.Redis.from_url(redis_server.url, decode_responses=True) as other:
+            entry = other.hget(KEYS.flight("gw0"), "a")
+            one.first_token("a")
+            wait_until(lambda: other.hget(KEYS.flight("gw0"), "a") == entry.replace(" 10 ", " 0 "))
 
 
 async def test_an_emptied_store_is_raised_to_what_gateways_have_seen(
@@ -467,6 +506,7 @@ async def test_a_request_that_was_placed_without_the_store_costs_no_more_than_it
     async with two_gateways(redis_server) as (one, other):
         bill = Bill((budget(10**12),), Price(10**6, 10**5, 2 * 10**6), 10, 10**9)
         one.adopt(Reservation("a", "r0", "life1", 10, "-", bill=bill, uncached_tokens=10))
+        one.first_token("a")
         one.reservations.count_adopted()
         await drained(one)
         await dies(client, one, other, 30)
