@@ -259,7 +259,7 @@ class Metrics:
         self.prefills = self._counter(
             "kvgate_prefills",
             "Prompts that one replica was to compute for another one: computed, failed (the replica gave no usable "
-            "answer), refused (it did not take the request), or left (it died, or the client was gone).",
+            "answer), refused (it did not take the request), or left (it died, or the client left).",
             "outcome",
         )
         self.hedged_tokens = self._counter(

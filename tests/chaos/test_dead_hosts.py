@@ -71,19 +71,23 @@ async def are(stage: Stage, states: dict[str, str]) -> bool:
     return {name: record.state for name, record in (await stage.ledger.replicas()).items()} == states
 
 
+async def knows(stage: Stage, url: str, replicas: set[str]) -> bool:
+    """Whether the gateway has found all of them ready."""
+    return set((await stage.http.get(f"{url}/ready")).json()["replicas"]) == replicas
+
+
 async def test_what_waits_for_a_replica_that_froze_is_answered_by_others_and_what_has_begun_stays(stage: Stage) -> None:
     r0 = stage.replica("r0")
     text, *texts = await held_by(stage, r0)
-    async with (
-        another_gateway(stage.cluster, "patient", **PATIENT) as gateway,
-        held_stream(stage.http, gateway.url, text) as begun,
-    ):
-        assert begun.replica == "r0"
-        async with asked(stage, gateway.url, r0, texts) as requests:
-            assert "r0" not in await requests.were_answered_by()
-            assert await requests.moved("dead", "unreachable") == len(texts)
-        r0.signal(signal.SIGCONT)
-        assert await begun.goes_on()
+    async with another_gateway(stage.cluster, "patient", **PATIENT) as gateway:
+        await eventually(lambda: knows(stage, gateway.url, {"r0", "r1", "r2"}))
+        async with held_stream(stage.http, gateway.url, text) as begun:
+            assert begun.replica == "r0"
+            async with asked(stage, gateway.url, r0, texts) as requests:
+                assert "r0" not in await requests.were_answered_by()
+                assert await requests.moved("dead", "unreachable") == len(texts)
+            r0.signal(signal.SIGCONT)
+            assert await begun.goes_on()
 
 
 async def test_where_most_of_a_pool_dies_at_once_all_stays_where_it_is(stage: Stage) -> None:
