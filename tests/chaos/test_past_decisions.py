@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from bench.cluster import Cluster, running_cluster
-from coordinator.decision_ring import LEAST_BYTES, SLOTS
+from coordinator.decision_ring import CALL_BYTES, LEAST_BYTES, SLOTS
 from coordinator.keys import decision_ring_key, decision_slot_key
 from tests.api.stage import PATIENT_REDIS, chat_body, fresh
 from tests.polling import eventually
@@ -112,7 +112,8 @@ async def test_under_load_two_gateways_keep_no_more_than_allowed_and_the_last(
         await eventually(partial(comes_to_be_told, stage, http, gateway))
     looking.cancel()
     most = max(most, stage.kept_bytes())
-    assert LEAST_BYTES / 2 < most <= LEAST_BYTES
+    # Each gateway may have written a call that is not counted yet; and the keys are not measured at one moment.
+    assert LEAST_BYTES / 2 < most <= LEAST_BYTES + 3 * CALL_BYTES
     assert not await is_told(stage, http, "load-0")
 
 
