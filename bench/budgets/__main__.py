@@ -44,7 +44,7 @@ from rich.console import Console
 from bench import record, tables
 from bench.budgets.clients import INPUT, OUTPUT, WORTH, Clients, Tenant
 from bench.budgets.cost import cost
-from bench.cluster import Cluster, running_cluster
+from bench.cluster import Cluster, Daemon, running_cluster
 from bench.embedded import connect, embedded_redis, redis_version
 from bench.load import MODEL
 from bench.options import count, counts, names, positive
@@ -77,10 +77,13 @@ async def _kills(cluster: Cluster, each_s: float, faults: Counter[str]) -> None:
     """Kills a gateway every so many seconds, and starts it again, until it is cancelled."""
     for number in numbers():
         await asyncio.sleep(each_s)
-        daemon = cluster.gateway_processes[number % len(cluster.gateways)]
-        daemon.kill()
-        daemon.start()
+        await asyncio.to_thread(_kill, cluster.gateway_processes[number % len(cluster.gateways)])  # clients go on
         faults["killed"] += 1
+
+
+def _kill(daemon: Daemon) -> None:
+    daemon.kill()
+    daemon.start()
 
 
 async def _empties(redis_url: str, clients: Clients, faults: Counter[str]) -> None:
