@@ -234,12 +234,13 @@ async def both_compute(stage: HedgeStage) -> bool:
 async def test_all_gateways_hedge_no_more_than_their_share(stage: HedgeStage) -> None:
     before, withheld = await stage.metric_of_all("kvgate_hedged_tokens_total"), await stage.outcomes("withheld")
     await stage.earns()
+    _, of_others = await stage.allowance()  # what is left of other tests
     for replica in stage.cluster.replicas:
         await stage.fail(replica, "slower", times=SLOWER / 2)
     await asyncio.gather(*(stage.streams(stage.new_prompt(), number % 2) for number in range(9)))
     hedged = await stage.metric_of_all("kvgate_hedged_tokens_total") - before
     placed, faded = await stage.allowance()
-    assert 0 < faded <= hedged
+    assert 0 < faded <= hedged + of_others
     assert faded <= SHARE * placed
     assert await stage.outcomes("withheld") > withheld
 
