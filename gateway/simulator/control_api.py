@@ -53,7 +53,7 @@ async def health(replica: SimReplica, _: web.Request) -> web.StreamResponse:
 async def fetch(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     """Another server takes the KV blocks of a prompt that was computed here."""
     told = await read_json(request)
-    if replica.nixl is None:
+    if replica.nixl is None or replica.faults.take("no_blocks"):
         raise not_found()
     await replica.faults.until_free()
     return web.json_response({"is_there": replica.nixl.unpin(told["engine_id"], told["name"])})

@@ -57,6 +57,10 @@ class Stage:
             len(httpx.get(f"{url}/ready").json()["replicas"]) == len(self.replicas) for url in self.cluster.gateway_urls
         )
 
+    @property
+    def breakers(self) -> str:
+        return PoolKeys(self.cluster.pool).breakers
+
     async def is_idle(self) -> bool:
         keys = PoolKeys(self.cluster.pool)
         told = [await self.store.hvals(key) for key in (keys.active, keys.backlog_tokens)]
@@ -207,27 +211,16 @@ async def test_no_request_fails_and_no_reference_goes_out_twice_when(what: str, 
 async def test_decode_that_cannot_fetch_is_not_to_blame_and_is_asked_again_without_a_reference(
     stage: Stage, stream: bool
 ) -> None:
-    """Decode is frozen while the prompt is computed, and when it goes on, the prefill is dead."""
     await eventually(stage.is_idle)
-    for name in DECODES:
-        stage.replicas[name].signal(SIGSTOP)
-    given = {name: stage.counts(name)["given"] for name in PREFILLS}
-    asked = asyncio.ensure_future(stage.ask(prose(f"unfetched {stream}"), stream=stream))
-
-    def giver() -> str:
-        return next((name for name in PREFILLS if stage.counts(name)["given"] > given[name]), "")
-
-    gave = await eventually(lambda: asyncio.to_thread(giver))
-    stage.replicas[gave].kill()
-    for name in DECODES:
-        stage.replicas[name].signal(SIGCONT)
-    answer = await asked
+    for name in PREFILLS:
+        stage.replicas[name].fail("no_blocks", count=-1)
+    before, known = stage.counts(*DECODES)["failed"], set(await stage.store.hkeys(stage.breakers))
+    answer = await stage.ask(prose(f"unfetched {stream}"), stream=stream)
+    for name in PREFILLS:
+        stage.replicas[name].fail("none")
     assert answer.status_code == 200
     assert "error" not in answer.text
     assert "prefill" not in decision_of(answer)
-    assert stage.counts(*DECODES)["failed"] >= 1
-    assert not set(DECODES).intersection(await stage.store.hkeys(PoolKeys(stage.cluster.pool).breakers))
-    stage.replicas[gave].start()
-    stage.replicas[gave].wait_until_ready()
+    assert stage.counts(*DECODES)["failed"] == before + 1
+    assert set(await stage.store.hkeys(stage.breakers)) <= known
     await eventually(stage.is_idle)
-    await eventually(lambda: asyncio.to_thread(stage.all_ready))
