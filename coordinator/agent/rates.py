@@ -78,9 +78,7 @@ class Rates:
         grown = {name: value - self._seen.get(name, value) for name, value in counters.items()}
         self._seen = dict(counters)
         prefills, tokens = grown.get("prefills", 0), grown.get("prefill_computed_tokens", 0)
-        if (
-            counters.get("transfers", 0) > 0
-        ):  # prompts that others have computed are among these (vLLM 0.33), or will be
+        if counters.get("transfers", 0) > 0:  # vLLM 0.33 counts prompts that others have computed, too
             prefills = tokens = 0
         if prefills > 0 and tokens >= _MIN_COMPUTED_TOKENS * prefills:
             self._prefill.add(tokens, seconds := grown.get("prefill_s", 0))

@@ -56,8 +56,7 @@ class Outgoing:
             if asks:
                 asked["stream_options"] = {"include_usage": True}
         if ticket.placement is not None and not job.is_batch:
-            if ticket.placement.report and "x-session-id" in job.headers:
-                asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+            asked |= asks_report(job, ticket.placement)
             if _must_tell_ids(job, ticket.placement):
                 ticket.asks_ids = True
         ticket.asks_ids = ticket.asks_ids or (job.asks_ids and self._fleet.tells_ids(ticket.replica))
@@ -65,6 +64,13 @@ class Outgoing:
             asked |= ASK
         body = with_fields(job.body, asked) if asked else (job.body,)
         return _with_model(job, body, ticket.other_name) if ticket.other_name and job.body else body
+
+
+def asks_report(job: Job, placement: Placement) -> dict[str, Any]:
+    """The field that has the engine report the blocks that it reuses; nothing if its agent needs no report."""
+    return (
+        {"vllm_xargs": {"kv_cache_report_mode": "full"}} if placement.report and "x-session-id" in job.headers else {}
+    )
 
 
 def _must_tell_ids(job: Job, placement: Placement) -> bool:

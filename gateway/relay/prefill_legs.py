@@ -27,7 +27,7 @@ from gateway.relay.audit import read_usage
 from gateway.relay.beginnings import gathered
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves
-from gateway.relay.outgoing import NOTHING_GIVEN, Outgoing
+from gateway.relay.outgoing import NOTHING_GIVEN, Outgoing, asks_report
 from gateway.request.reader import Job
 from gateway.request.reading.edit import Edit, edited
 from gateway.routing.failures import ReplicaFailures
@@ -157,8 +157,8 @@ class PrefillLegs:
             added[REFERENCE] = _ASKED
         if job.other_name:
             added["model"] = job.other_name
-        if leg.placement is not None and leg.placement.report and "x-session-id" in job.headers:
-            added["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+        if leg.placement is not None:
+            added |= asks_report(job, leg.placement)
         edit = Edit(cut=set(_LEFT_OUT), added=added)
         body = bytes(job.body)
         return edited(body, edit) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(edited, body, edit)
