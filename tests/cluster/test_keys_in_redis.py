@@ -72,7 +72,11 @@ class Operator:
         )
 
     async def create(self, name: str, at: int = 0, **more: Any) -> dict[str, Any]:
-        answer = await self.send("POST", "/v1/keys", at, name=name, **more)
+        async def answered() -> httpx.Response | None:
+            answer = await self.send("POST", "/v1/keys", at, name=name, **more)
+            return answer if answer.status_code != 503 else None  # not connected again, after the test before
+
+        answer = await eventually(answered)
         assert answer.status_code == 200, answer.text
         made: dict[str, Any] = answer.json()
         return made

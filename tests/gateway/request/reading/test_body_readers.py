@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def children() -> set[int]:
     """The running worker processes of this process."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with suppress(FileNotFoundError):  # the thread has ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return {
         pid for pid in found if b"gateway.request.reading.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     }
