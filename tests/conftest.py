@@ -30,9 +30,10 @@ settings.load_profile("patient")
 SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/deploy/")
 """Files whose paths begin with the same entry share clusters, or what takes seconds to import."""
 _OWN = {
-    "chaos": "budgets operations past_decisions queue resumed_streams slot_migration tenant_limits",
-    "cluster": "added_replicas agreement both_tiers doctor file_keys key_limits keys_in_redis namespaces plain_backlog "
-    "records_secret reload tiers usage wall_clocks",
+    "chaos": "budgets dead_hosts hedges operations past_decisions queue resumed_messages resumed_streams "
+    "slot_migration tenant_limits",
+    "cluster": "added_replicas agreement both_tiers doctor file_keys key_limits keys_in_redis namespaces pairs "
+    "plain_backlog records_secret reload tiers usage wall_clocks",
 }
 APART = tuple(f"tests/{folder}/test_{name}.py" for folder, names in _OWN.items() for name in names.split())
 """Files with clusters of their own. With them, one worker would be busy longer than it takes to run all other tests."""

@@ -51,7 +51,7 @@ class HedgeStage(Stage):
         return float(placed or 0), float(hedged or 0)
 
     async def streams(self, text: str, gateway: int = 0, **fields: Any) -> httpx.Response:
-        body = {"model": "sim", "max_tokens": 2, "stream": True, "messages": [{"role": "user", "content": text}]}
+        body = {"model": "sim", "max_tokens": 1, "stream": True, "messages": [{"role": "user", "content": text}]}
         answer = await self.http.post(self.urls[gateway] + CHAT, json={**body, **fields})
         assert answer.status_code == 200, answer.text
         assert answer.text.endswith("data: [DONE]\n\n")
