@@ -211,7 +211,7 @@ async def test_a_gateway_that_stops_tells_what_it_has_counted_and_one_that_is_ki
         await clients.ask_all([killed.url, stopped.url])
         await clients.is_exact()
         killed.signal(signal.SIGKILL)
-        running = [asyncio.ensure_future(clients.ask(name, stopped.url, 1000)) for name in ("alice", "bob") * 3]
+        running = [asyncio.ensure_future(clients.ask(name, stopped.url, 500)) for name in ("alice", "bob") * 3]
         await eventually(lambda: clients.serves(stopped.url, len(running)))
         stopped.signal(signal.SIGTERM)
         await asyncio.gather(*running)

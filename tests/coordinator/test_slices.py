@@ -343,6 +343,8 @@ class Walk:
     async def pause(self) -> None:
         """A gateway is paused, reaped, and goes on."""
         paused, witness = self.dice.sample(self.pools, 2)
+        paused.reservations.count_adopted()  # now, and not when `dies` has read what it writes
+        await drained(paused)
         await dies(self.client, paused, witness, 5)  # so all in flight may have cost the most
         await self.check()
         await beaten(paused)
