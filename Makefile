@@ -13,9 +13,7 @@ INSTALL = $(if $(LOCKED),$(PIP_INSTALL) --require-hashes --requirement $(LOCK_OF
 # One line for each package, so that a diff shows which ones changed.
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 ONE_LINE_EACH := sed -z 's/ \\\n */ /g'
-# More workers than cores, because tests wait more than they compute: with five on two cores a quarter of the time was idle.
-CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-WORKERS ?= $(shell expr $(CORES) + 4)
+WORKERS ?= auto
 SLOWEST := --durations=10 --durations-min=1
 # If ARGS has a path, it selects a few tests. One process runs them in seconds.
 SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) $(SLOWEST)) $(ARGS)

@@ -80,12 +80,13 @@ def worker_of(item: pytest.Item) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    how = "run tests in so many processes; 0: in this one"
-    parser.getgroup("kvgate")._addoption("-n", "--numprocesses", type=int, default=0, metavar="N", help=how)
+    how = "run tests in so many processes; 0: in this one; auto: three for each core that is idle now"
+    parser.getgroup("kvgate")._addoption("-n", "--numprocesses", default="0", metavar="N", help=how)
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    count = session.config.getoption("numprocesses")
+    text = session.config.getoption("numprocesses")
+    count = workers.count_for_idle_cores() if text == "auto" else int(text)
     if not count or session.testsfailed or session.config.getoption("collectonly"):
         return None
     workers.run_in_workers(session, count, worker_of)
