@@ -6,7 +6,8 @@ The leg is the client's request, with one token to generate. How the cache gets 
   with which it fetches the cache (vLLM's NixlConnector; asked for as in vLLM's toy_proxy_server.py). A reference is
   good once: a second use can give the answer of another prompt (vLLM #52234). So it is no part of the request. It goes
   into one body, on a connection of its own, and nothing sends this body again.
-- `store`: the first replica stores the cache in LMCache's remote tier, and the other one loads it from there.
+- `store`: the first replica stores the cache in LMCache's remote tier, and the other one loads it from there. LMCache
+  stores it after the leg's answer.
 
 If the leg fails, the replica that decodes computes the prompt itself. It has a place for the request already.
 """
@@ -16,11 +17,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
 import structlog
 
+from coordinator.errors import StoreError
+from coordinator.pool.stored_chunks import are_stored
+from coordinator.registry import SESSION
 from gateway.deadlines import Deadlines
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.audit import read_usage
@@ -50,6 +55,10 @@ _LEFT_OUT: Final = frozenset({"stream_options", "min_tokens", "return_token_ids"
 _MOST_ANSWER_BYTES: Final = 2**20
 _WARNED_EACH_S: Final = 3600.0
 _log = structlog.get_logger("kvgate.prefills")
+_LEAST_WAIT_S: Final = 0.25
+"""An agent hears of what was computed within a tenth of a second."""
+_FIRST_LOOK_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 0.05
 _INLINE_BYTES: Final = 2**18
 """A larger body is edited in a thread."""
 
@@ -125,6 +134,7 @@ class PrefillLegs:
         if not self._gives_reference:
             usage = read_usage(document.get("usage"))
             ticket.prefill_cached_tokens = (usage.cached_tokens or 0) if usage is not None else 0
+            await _stored(leg)
             return NOTHING_GIVEN, "computed"
         reference = _reference(document)
         if reference is None:
@@ -162,6 +172,19 @@ class PrefillLegs:
         edit = Edit(cut=set(_LEFT_OUT), added=added)
         body = bytes(job.body)
         return edited(body, edit) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(edited, body, edit)
+
+
+async def _stored(leg: Ticket) -> None:
+    """Waits until LMCache has stored what was computed. Not longer than that took, because to compute it again is then
+    as quick. Without an agent nobody knows what is stored, so there is no wait."""
+    if leg.placement is None or leg.placement.mode != SESSION or not leg.request.keys:
+        return
+    pause_s = _FIRST_LOOK_S
+    with suppress(StoreError, TimeoutError):
+        async with asyncio.timeout(max(_LEAST_WAIT_S, time.monotonic() - leg.sent_s)):
+            while not await are_stored(leg.pool, leg.request.keys, leg.replica, leg.incarnation):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _document(body: bytes) -> dict[str, Any]:

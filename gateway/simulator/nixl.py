@@ -3,8 +3,8 @@
 The answer of the first leg has a reference to the blocks, which stay pinned until they are fetched, or for 30 s.
 Whoever uses a reference later gets what the blocks hold by then. Here, that is always another prompt, which a client
 sees as a wrong answer; vLLM may still have the right one. A server that is gone is an error, or with the policy
-`recompute`, a prompt to compute. In the place of the transfer, the servers speak HTTP. Checked against captures of
-vLLM 0.33 with NIXL 1.5 over TCP.
+`recompute`, a prompt to compute. In the place of the transfer, the servers speak HTTP, and the time of one passes.
+Checked against captures of vLLM 0.33 with NIXL 1.5 over TCP.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Nixl:
     """One server's."""
 
     recomputes: bool
+    transfer_s_per_token: float
     counts: Counter[str] = field(default_factory=Counter)
     """References that were given, fetched, fetched `late`, that have expired; and fetches that failed."""
     _engine_id: str = field(default_factory=lambda: os.urandom(8).hex())
@@ -96,4 +97,5 @@ class Nixl:
             if self.recomputes:
                 return None
             raise RequestRefused(500, "Internal server error") from None
+        await asyncio.sleep(reference["remote_num_tokens"] * self.transfer_s_per_token)
         return Fetched(reference["remote_num_tokens"], reference["remote_prefill_cached_tokens"], not is_there)

@@ -104,7 +104,7 @@ class SimReplica:
         self.metrics = SimMetrics(settings, self.images)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in settings.ranks if settings.events]
         self.lmcache = _lmcache(settings)
-        self.nixl = Nixl(settings.recomputes) if settings.nixl else None
+        self.nixl = Nixl(settings.recomputes, settings.transfer_s_per_token) if settings.nixl else None
         self.engines = [
             SimEngine(
                 settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_POSITIVE = ("chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s", "redis_read_bytes_per_s")
+_POSITIVE = ("chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s", "redis_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +14,10 @@ class SimLmcacheSettings:
 
     - from CPU memory to the GPU, 22.1 GiB/s: LMCache's log in KVGate's offload experiment (its report, 3)
     - from Redis, 0.278 GB/s: redis-py, which LMCache's redis:// uses ("Throughput-optimizing Redis for L2 KV Cache
-      Reuse", redis.io); LMCache's documentation has 1.5 for its native client and Redis 6.0
+      Reuse", redis.io); LMCache's documentation has 1.5 for its native client and Redis 6.0. Storing there is assumed
+      to take as long.
 
-    Storing takes no time.
+    Storing in CPU memory takes no time.
     """
 
     cpu_gb: float = 0.0
@@ -32,7 +33,7 @@ class SimLmcacheSettings:
     """2 x 28 layers x 4 KV heads x 128 x 2 bytes: Qwen2-7B, which LLaVA-OneVision-7B builds on."""
 
     load_bytes_per_s: float = 22.1 * 2**30
-    redis_read_bytes_per_s: float = 0.278e9
+    redis_bytes_per_s: float = 0.278e9
 
     def __post_init__(self) -> None:
         if not (self.cpu_gb > 0 or self.redis_url):
@@ -96,6 +97,11 @@ class SimSettings:
     """Whether it hands KV blocks over to other servers, and takes theirs (NixlConnector)."""
     recomputes: bool = False
     """Whether it computes a prompt whose blocks it cannot take (`kv_load_failure_policy: recompute`)."""
+
+    @property
+    def transfer_s_per_token(self) -> float:
+        """Of KV blocks of another server: 57 kB a token, as in SimLmcacheSettings, over 50 Gbit/s."""
+        return 9.2e-6 / self.speed if self.speed > 0 else 0.0
 
     @property
     def ranks(self) -> range:

@@ -104,8 +104,7 @@ class SimLmcache:
         names, settings, clock = lookup.names[in_cpu:], self._settings, asyncio.get_running_loop().time
         fetched, began_s = 0, clock()
         if there := _leading(await self._ask([("EXISTS", name) for name in names])):
-            if self._speed > 0:
-                await asyncio.sleep(there * settings.chunk_kv_bytes / settings.redis_read_bytes_per_s / self._speed)
+            await self._transfer(there)
             fetched = _leading(await self._ask([("GET", name) for name in names[:there]]))
             self._fetched(there * settings.chunk_kv_bytes, clock() - began_s)
         self.stats["fetched_bytes"] += fetched * settings.chunk_kv_bytes
@@ -115,7 +114,14 @@ class SimLmcache:
 
     async def _send(self, names: Sequence[str]) -> None:
         value = bytes(self._settings.value_bytes)
+        await self._transfer(len(names))
         await self._ask([("SET", name, value, "EX", self._settings.ttl_s) for name in names])
+
+    async def _transfer(self, chunks: int) -> None:
+        """Lets the time pass in which their KV goes to Redis or comes from there."""
+        if self._speed > 0:
+            settings = self._settings
+            await asyncio.sleep(chunks * settings.chunk_kv_bytes / settings.redis_bytes_per_s / self._speed)
 
     async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Redis' replies; empty if it did not answer in time."""
