@@ -24,6 +24,7 @@ _ANSWER_S = 5.0
 _GONE = 410
 """The listed version is too old to watch from."""
 _LONGEST_REASON_CHARS = 300
+_OWN_LABELS = "kvgate.io/"
 
 
 class _Object(msgspec.Struct, rename="camel"):
@@ -33,6 +34,12 @@ class _Object(msgspec.Struct, rename="camel"):
 class _Metadata(_Object):
     name: str = ""
     resource_version: str = ""
+    labels: dict[str, str] | None = None
+
+    @property
+    def own_labels(self) -> dict[str, str]:
+        """Those for KVGate. A Service's labels are its EndpointSlices' too."""
+        return {name: value for name, value in (self.labels or {}).items() if name.startswith(_OWN_LABELS)}
 
 
 class _Conditions(_Object):
@@ -111,7 +118,7 @@ class EndpointSlices:
         except httpx.HTTPError as error:
             raise SourceDown(str(error) or type(error).__name__) from error
         except (msgspec.MsgspecError, ValueError) as error:
-            raise SourceDown(f"the API server's answer is no EndpointSlice: {error}") from error
+            raise SourceDown(f"the API server's EndpointSlices cannot be used: {error}") from error
 
     def _client(self) -> httpx.AsyncClient:
         """A client with the current credentials: a token is valid for an hour."""
@@ -171,11 +178,11 @@ class EndpointSlices:
             port = self._port(each.ports or [])
             if port is None or each.address_type not in ("IPv4", "IPv6"):
                 continue
+            labels = {**self._settings.labels, **each.metadata.own_labels}
             for endpoint in each.endpoints or ():
                 if endpoint.takes_requests:
                     name = endpoint.target_ref.name if endpoint.target_ref is not None else None
-                    told = self._settings
-                    replica = replica_at(told.scheme, endpoint.addresses[0], port, told.labels, name)
+                    replica = replica_at(self._settings.scheme, endpoint.addresses[0], port, labels, name)
                     found.setdefault(replica.id, replica)
         return list(found.values())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,11 @@ class KubernetesApi:
         service: str = "vllm",
         address_type: str = "IPv4",
         namespace: str = "models",
+        labels: Mapping[str, str] = {},
     ) -> None:
-        """Adds or replaces a slice."""
+        """Adds or replaces a slice. `labels` are the Service's own."""
         event = "MODIFIED" if name in self._slices else "ADDED"
-        labels = {"kubernetes.io/service-name": service}
+        labels = {"kubernetes.io/service-name": service, **labels}
         await self._change(
             event,
             {

@@ -77,6 +77,24 @@ async def test_every_pod_that_is_found_has_the_configured_labels(api: Kubernetes
     await answers.aclose()
 
 
+async def test_the_labels_of_a_service_that_are_for_kvgate_are_its_replicas_too(
+    api: KubernetesApi, tmp_path: Path
+) -> None:
+    for name, role in (("computes", "prefill"), ("answers", "decode")):
+        labels = {"app": "vllm", "kvgate.io/role": role}
+        await api.put(name, [endpoint(name, "10.0.0.1")], ports(http=8000), service=name, labels=labels)
+    answers = follow(api, tmp_path, selector="app=vllm", labels={"version": "v2"})
+    assert {replica.id: replica.labels for replica in await anext(answers)} == {
+        "computes": {"version": "v2", "kvgate.io/role": "prefill"},
+        "answers": {"version": "v2", "kvgate.io/role": "decode"},
+    }
+    await answers.aclose()
+    wrong = {"app": "vllm", "kvgate.io/role": "both of them"}
+    await api.put("wrong", [endpoint("wrong", "10.0.0.1")], ports(http=8000), labels=wrong)
+    with pytest.raises(SourceDown, match=r"kvgate\.io/role"):
+        await first(api, tmp_path, selector="app=vllm")
+
+
 async def test_slices_are_found_by_labels_and_in_other_namespaces_too(api: KubernetesApi, tmp_path: Path) -> None:
     await api.put("a", [endpoint("vllm-0", "10.0.0.1")], ports(http=8000))
     assert await first(api, tmp_path, selector="kubernetes.io/service-name=vllm") == {"vllm-0": "http://10.0.0.1:8000"}
@@ -185,10 +203,10 @@ async def test_outside_of_a_pod_it_says_what_is_missing(api: KubernetesApi, tmp_
 
 async def test_what_is_no_list_of_slices_is_not_taken_for_an_empty_one(api: KubernetesApi, tmp_path: Path) -> None:
     await api.put("a", [{"addresses": []}], ports(http=8000))
-    with pytest.raises(SourceDown, match="no EndpointSlice"):
+    with pytest.raises(SourceDown, match="cannot be used"):
         await first(api, tmp_path)
     await api.put("a", [endpoint("vllm-0", "no address")], ports(http=8000))
-    with pytest.raises(SourceDown, match="no EndpointSlice"):
+    with pytest.raises(SourceDown, match="cannot be used"):
         await first(api, tmp_path)
 
 
