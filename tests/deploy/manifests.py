@@ -18,6 +18,7 @@ from tests.gateway.replicas.discovery.kubernetes_api import endpoint, ports
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("sim", "gpu", "tpu")
+ALL = (*OVERLAYS, "pairs")
 WITH_VLLM = ("gpu", "tpu")
 
 Document = dict[str, Any]
@@ -109,6 +110,11 @@ def workload(overlay: str, name: str) -> Workload:
     return next(each for each in workloads(overlay) if each.name == name)
 
 
+def replicas(overlay: str) -> list[Workload]:
+    """Those of each role."""
+    return [each for each in workloads(overlay) if each.labels["app.kubernetes.io/name"] == "replica"]
+
+
 def selects(selector: Document, labels: dict[str, str]) -> bool:
     """Whether a LabelSelector with matchLabels and `In` selects these labels. Other operators raise KeyError."""
     operators = {"In": lambda values, label: label in values}
@@ -132,6 +138,7 @@ def endpoint_slice(overlay: str, service: str, addresses: dict[str, str]) -> Doc
         "endpoints": [endpoint(pod, address) for pod, address in addresses.items()],
         "at": ports(**{port["name"]: target.ports[port["targetPort"]] for port in found["spec"]["ports"]}),
         "service": service,
+        "labels": found["metadata"].get("labels", {}),
         "namespace": found["metadata"]["namespace"],
     }
 

@@ -4,24 +4,24 @@ of the Prometheus Operator accept it, and its parts agree."""
 from __future__ import annotations
 
 import copy
+import itertools
 import re
-from itertools import pairwise
 
 import pytest
 
 from gateway.ops.agent_control import HEADER
 from tests.deploy.manifests import (
-    OVERLAYS,
+    ALL,
     Document,
     Workload,
     built,
     environment,
     named,
     of_kind,
+    replicas,
     secret,
     selected,
     selects,
-    workload,
     workloads,
 )
 from tests.deploy.schemas import VERSIONS, problem
@@ -29,7 +29,7 @@ from tests.deploy.schemas import VERSIONS, problem
 AS_ROOT = {("tpu", "engine"): "whether a TPU's devices open for another user was not tried"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
-pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
+pytestmark = pytest.mark.parametrize("overlay", ALL)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -74,9 +74,16 @@ def services(overlay: str, selector: Document) -> list[Document]:
 
 
 def rules(policy: Document, direction: str) -> list[Document]:
-    """The peers and ports of each of a NetworkPolicy's rules for a direction."""
+    """The peers and ports of each of a NetworkPolicy's rules for a direction, and apart the ports of ranges."""
     side = policy["spec"].get("ingress" if direction == "from" else "egress", [])
-    return [{"peers": rule.get(direction, []), "ports": [port["port"] for port in rule["ports"]]} for rule in side]
+    return [
+        {
+            "peers": rule.get(direction, []),
+            "ports": [port["port"] for port in rule["ports"] if "endPort" not in port],
+            "ranges": [range(port["port"], port["endPort"] + 1) for port in rule["ports"] if "endPort" in port],
+        }
+        for rule in side
+    ]
 
 
 def test_what_refers_to_another_object_by_name_finds_it(overlay: str) -> None:
@@ -117,7 +124,7 @@ def test_every_port_that_is_referred_to_is_a_containers(overlay: str) -> None:
             its_own = {port["name"] for port in container.get("ports", [])}
             for probe in (container[probe] for probe in PROBES if probe in container):
                 assert "exec" in probe or probe["httpGet"]["port"] in its_own, container["name"]
-        if each.name == "replica":
+        if each in replicas(overlay):
             hook, agent = each.container("engine")["lifecycle"]["preStop"]["httpGet"], each.container("agent")["args"]
             assert [each["name"] for each in hook["httpHeaders"]] == [HEADER]
             assert str(hook["port"]) == agent[agent.index("--control-port") + 1]
@@ -180,18 +187,20 @@ def private_ports(replica: Workload) -> set[int]:
     """The ports on which the processes of a replica's pod reach each other, without the pod's declared ports."""
     argv = [argument for container in replica.containers for argument in container["args"]]
     ports = {int(number) for argument in argv for number in re.findall(r"tcp://127\.0\.0\.1:(\d+)", argument)}
-    ports |= {int(value) for option, value in pairwise(argv) if re.fullmatch(r"--[\w-]*port", option)}
+    ports |= {int(value) for option, value in itertools.pairwise(argv) if re.fullmatch(r"--[\w-]*port", option)}
     return ports - set(replica.ports.values())
 
 
 def test_the_ports_of_events_of_lmcache_and_of_the_agent_are_open_to_nobody(overlay: str) -> None:
-    private = private_ports(workload(overlay, "replica"))
-    assert private == {5557, 5558, 8001} | ({5555, 5580, 5590} if overlay == "gpu" else set())
+    (private,) = {frozenset(private_ports(each)) for each in replicas(overlay)}
+    assert private == {5557, 5558, 8001} | ({5555, 5580, 5590} if overlay in ("gpu", "pairs") else set())
     for service in of_kind(overlay, "Service"):
         assert not private & {port["port"] for port in service["spec"]["ports"]}
     for policy in of_kind(overlay, "NetworkPolicy"):
         # A rule without ports would open all ports.
-        assert all(rule["ports"] and not private & set(rule["ports"]) for rule in rules(policy, "from"))
+        for rule in rules(policy, "from"):
+            assert rule["ports"]
+            assert not private & {*rule["ports"], *itertools.chain(*rule["ranges"])}
 
 
 def test_who_may_reach_whom_is_stated_and_all_else_is_refused(overlay: str) -> None:
@@ -206,10 +215,12 @@ def test_who_may_reach_whom_is_stated_and_all_else_is_refused(overlay: str) -> N
                 for port in set(rule["ports"]) & set(target.ports.values()):
                     reached.setdefault((target.name, port), set()).update(*(who(overlay, p) for p in rule["peers"]))
     prometheus = set() if overlay == "sim" else {"kvgate/prometheus"}
+    names = {each.name for each in replicas(overlay)}
     assert reached == {
         ("gateway", 8080): {"kvgate/client"} | prometheus,
-        ("replica", 8000): {"gateway"} | prometheus,
-        ("redis", 6379): {"gateway", "replica"},
+        **{(name, 8000): {"gateway"} | prometheus for name in names},
+        **{(name, 5600): names for name in names if overlay == "pairs"},
+        ("redis", 6379): {"gateway", *names},
     }
 
 
@@ -221,7 +232,8 @@ def test_what_is_no_pod_of_the_cluster_may_be_reached_at_few_ports(overlay: str)
                 for source in selected(overlay, policy["spec"]["podSelector"]):
                     reached.setdefault(source.name, set()).update(rule["ports"])
     # 53: DNS. 443 and 6443: the API server. 443: the models that vLLM downloads.
-    assert reached == {"gateway": {53, 443, 6443}, "replica": {53, 443}, "redis": {53}}
+    of_replicas = {each.name: {53, 443} for each in replicas(overlay)}
+    assert reached == {"gateway": {53, 443, 6443}, **of_replicas, "redis": {53}}
 
 
 def who(overlay: str, peer: Document) -> set[str]:
