@@ -325,6 +325,8 @@ class Attempts:
         answer: Answer | None = None
         try:
             given = await self._prefill_legs.given(job, ticket, held, reply.task)
+            if ticket.is_prefilled:
+                reply.note(ticket, job.caller.sees_decisions)
             # Of a replica that is silent before it has this request, the request is not the reason.
             if tries.has_stalled and not await self._moves.answers(ticket.replica):
                 return self._doubted(ticket, Failure("unreachable"))

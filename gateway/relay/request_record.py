@@ -114,7 +114,7 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
         "waited_ms": _ms(ticket.request.waited_s),
         "late": ticket.late or None,
         "hedged": ticket.hedged or None,
-        "prefill": ticket.prefill.replica if ticket.prefill is not None else None,
+        "prefill": ticket.prefilled_by or None,
         "costs": _costs(ticket),
     }
 

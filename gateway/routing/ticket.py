@@ -121,10 +121,15 @@ class Ticket:
         waited = f"; waited_ms={self.request.waited_s * 1000:.0f}" if self.request.waited_s else ""
         room = "; room=local" if self.is_room_local else ""
         hedged = f"; hedged={self.hedged}" if self.hedged else ""
-        prefill = f"; prefill={self.prefill.replica}" if self.prefill is not None else ""
+        prefill = f"; prefill={self.prefilled_by}" if self.prefilled_by else ""
         return (
             f"{self.why}; policy={self.request.knobs.name}; state={self.state}{room}{beyond}{waited}{hedged}{prefill}"
         )
+
+    @property
+    def prefilled_by(self) -> str:
+        """The other replica that has computed its prompt; empty if none has."""
+        return self.prefill.replica if self.prefill is not None and self.is_prefilled else ""
 
     @property
     def limit_headers(self) -> dict[str, str]:

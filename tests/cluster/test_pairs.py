@@ -199,6 +199,8 @@ async def test_no_request_fails_and_no_reference_goes_out_twice_when(what: str, 
     assert [answer.status_code for answer in answers] == [200] * len(texts)
     assert all(not number % 2 or answer.text.endswith("data: [DONE]\n\n") for number, answer in enumerate(answers))
     assert stage.counts()["late"] == 0
+    if what == "the prefill fails":  # at no request from then on
+        assert {decision_of(answer).get("prefill") for answer in answers[8:]} <= {None, "r1"}
     for text, answer in list(zip(texts, answers, strict=True))[::2]:
         body = {"model": "sim", "max_tokens": 40, "messages": [{"role": "user", "content": text}]}
         alone = (await stage.http.post(stage.replicas["r1"].url + CHAT, json=body)).json()

@@ -24,7 +24,7 @@ REPLICA_FILE = ROOT / "deploy" / "compose" / "replica-vllm.yaml"
 REPLICAS = {"r0": "vllm-0", "r1": "vllm-1"}
 CONTAINERS = {"lmcache": "lmcache", "vllm": "engine", "agent": "agent"}
 """The container of each process of replica-command."""
-GATEWAYS = {"sim": "gateway", "vllm": "gateway-vllm"}
+GATEWAYS = {"sim": "gateway", "vllm": "gateway-vllm", "pairs": "gateway-pairs"}
 OPEN = {"nginx", "prometheus"}
 
 each_replica = pytest.mark.parametrize("replica", REPLICAS)
@@ -72,7 +72,7 @@ def test_without_a_profile_the_replicas_are_simulated() -> None:
 @needs("docker compose")
 def test_every_combination_of_profiles_can_be_read() -> None:
     profiles = docker_compose("config", "--profiles").split()
-    assert {"sim", "vllm"} <= set(profiles)
+    assert {"sim", "vllm", "pairs"} <= set(profiles)
     for count in range(len(profiles) + 1):
         for chosen in itertools.combinations(profiles, count):
             docker_compose(*(f"--profile={each}" for each in chosen), "config", "--quiet")

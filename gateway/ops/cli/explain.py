@@ -105,7 +105,7 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     if record.get("hedged"):
         yield f"{record['hedged']} was late, so a second attempt was made, which began first"
     if record.get("prefill"):
-        yield f"{record['prefill']} was to compute its prompt for the replica that decoded"
+        yield f"{record['prefill']} computed its prompt for the replica that decoded"
     replica = record["replica"]
     if replica is None:
         yield "went to no replica"

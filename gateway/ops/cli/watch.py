@@ -42,7 +42,7 @@ def watch(
     A line for each: when, its id, its gateway, status and path, its tenant and
     model, its replica and why it went there, prompt tokens (cached/predicted/all),
     how long it waited for room, its first byte and its end in ms. Never a prompt.
-    prefill=r1: r1 was to compute its prompt. hedged=r1: r1 was late. resumed=r1: r1 broke the answer off, which went on
+    prefill=r1: r1 computed its prompt. hedged=r1: r1 was late. resumed=r1: r1 broke the answer off, which went on
     here. broken=r1: r1 broke it off, and it did not go on.
     Of more than 100 requests a second at one gateway, the rest is counted only.
 
