@@ -16,6 +16,7 @@ from coordinator.engine.facts import base_card, cache_settings, parse_metrics, p
 from coordinator.keys import pool_slug
 from gateway.doctor.event_endpoints import open_ones
 from gateway.doctor.evidence import GatewayEvidence, LmcacheEvidence, ReplicaEvidence, Unknown
+from gateway.settings.base import ROLE_LABEL
 from gateway.upstream import ControlAnswer, Upstream, UpstreamError
 
 _OK, _SERVER_ERRORS = 200, 500
@@ -99,12 +100,13 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
         return gateway_evidence(url, ready, about)
     except NotAnswered as error:
         return GatewayEvidence(url=url, problem=str(error))
-    except (LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return GatewayEvidence(url=url, problem=f"{url}/ready does not answer as a gateway does")
 
 
 def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> GatewayEvidence:
-    """What a gateway's /ready and /version say. Raises LookupError, TypeError or ValueError if no gateway says that."""
+    """What a gateway's /ready and /version say. Raises AttributeError, LookupError, TypeError or ValueError if
+    no gateway says that."""
     told = ready | {
         "url": url,
         "id": ready["gateway"],
@@ -115,6 +117,7 @@ def gateway_evidence(url: str, ready: dict[str, Any], about: dict[str, Any]) -> 
         "store_warnings": dict(zip(ready.get("store_conditions", ()), ready.get("store_warnings", ()), strict=False)),
         "answered_by": ready.get("answered_by_fallback", {}),
         "unknown_fallbacks": ready.get("unknown_fallbacks", {}),
+        "roles": {name: each[ROLE_LABEL] for name, each in ready.get("labels", {}).items() if ROLE_LABEL in each},
         "several_pools": ready.get("models_in_several_pools", {}),
         "models": list(ready.get("models", ())),
         "without_replicas": ready.get("backends_without_replicas", {}),

@@ -123,6 +123,8 @@ class GatewayEvidence:
     not_ready: dict[str, str] = field(default_factory=dict)
     """The replicas that are not ready, as it sees them, and why."""
     exact: frozenset[str] = frozenset()
+    roles: dict[str, str] = field(default_factory=dict)
+    """Of the replicas that have a label for it."""
     pools: tuple[str, ...] = ()
     models_down: tuple[str, ...] = ()
     """Models without a ready replica."""

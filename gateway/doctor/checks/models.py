@@ -49,6 +49,18 @@ APPROXIMATE = FindingKind(
     "may be 2 or none",
     "use one Redis, with replicas of it or Sentinel, if weights must hold exactly",
 )
+ONLY_PREFILL = FindingKind(
+    "pool-only-prefill",
+    "error",
+    "all its replicas compute prompts for others, so nobody answers requests for its models",
+    "give a replica of it the label kvgate.io/role: decode, or remove the label (docs/disaggregation.md)",
+)
+NO_PREFILL = FindingKind(
+    "pool-without-prefill",
+    "warning",
+    "no replica computes prompts for those that decode, so they compute their own",
+    "give a replica of it the label kvgate.io/role: prefill, or remove the labels (docs/disaggregation.md)",
+)
 
 
 def names(evidence: Evidence) -> Iterator[Result]:
@@ -103,4 +115,15 @@ def weights(evidence: Evidence) -> Iterator[Result]:
         yield APPROXIMATE.seen("models", "redis.url is a Redis Cluster, and models have several backends")
 
 
-CHECKS = (names, down, fallbacks, backends, weights)
+def roles(evidence: Evidence) -> Iterator[Result]:
+    """Whether each pool with roles has replicas that compute prompts, and some that answer."""
+    said = {replica: role for gateway in evidence.gateways for replica, role in gateway.roles.items()}
+    for pool in evidence.pools:
+        found = {said.get(record.replica, "both") for record in pool.records()}
+        if found == {"prefill"}:
+            yield ONLY_PREFILL.seen(pool.subject, "each of its replicas has the role prefill")
+        elif "decode" in found and "prefill" not in found:
+            yield NO_PREFILL.seen(pool.subject, "replicas have the role decode, and none has the role prefill")
+
+
+CHECKS = (names, down, fallbacks, backends, weights, roles)

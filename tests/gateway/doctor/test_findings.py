@@ -177,6 +177,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("model-on-fallback", with_gateway(models_down=("other",), answered_by={"other": ("m",)}), set()),
     ("fallback-unknown", with_gateway(unknown_fallbacks={"m": ("smal",)}), set()),
     ("backend-without-replicas", with_gateway(without_replicas={"chat": ("v2",)}), set()),
+    ("pool-only-prefill", with_gateway(roles={"r0": "prefill", "r1": "prefill"}), set()),
+    ("pool-without-prefill", with_gateway(roles={"r1": "decode"}), set()),
     ("weights-approximate", with_gateway(are_weights_approximate=True), set()),
     ("replica-not-registered", with_state(replicas=None, agents=None), set()),
     ("replica-unreached", with_gateway(not_ready={"r7": "connection refused"}), set()),

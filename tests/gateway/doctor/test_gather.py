@@ -141,6 +141,7 @@ async def test_a_gateway_names_the_conditions_that_it_warns_of() -> None:
         "store_conditions": ["redis_older_than_7"],
         "store_warnings": ["it is old"],
         "not_ready": {"r7": "no answer"},
+        "labels": {"r0": {"kvgate.io/role": "decode", "version": "v2"}, "r1": {"version": "v2"}},
     }
     about = {"version": "1"}
     async with answering({"/ready": ready | warned, "/version": about}) as url, httpx.AsyncClient() as http:
@@ -148,6 +149,7 @@ async def test_a_gateway_names_the_conditions_that_it_warns_of() -> None:
     assert gateway.problem == ""
     assert gateway.store_warnings == {"redis_older_than_7": "it is old"}
     assert gateway.not_ready == {"r7": "no answer"}
+    assert gateway.roles == {"r0": "decode"}
 
 
 async def test_an_lmcache_server_tells_how_it_cuts_and_names_chunks() -> None:
