@@ -89,13 +89,12 @@ class PrefillLegs:
 
     async def given(self, job: Job, ticket: Ticket, held: HeldBytes, task: asyncio.Task[None]) -> Mapping[str, Any]:
         """Has the prompt computed, if a ticket says where. Returns the fields with which the replica that decodes gets
-        it. If there are none of a prompt that was to be computed, it computes that itself."""
+        it: none if it loads it from the store, or computes it itself."""
         leg, outcome = ticket.prefill, "left"
         if leg is None:
             return NOTHING_GIVEN
         try:
             given, outcome = await self._computed(job, ticket, leg, held, task)
-            return given
         finally:
             self._metrics.prefills.inc(outcome)
             ticket.is_prefilled = outcome == "computed"
@@ -106,6 +105,9 @@ class PrefillLegs:
                 ticket.computes_itself()
             leg.ended()
             leg.done()
+        if ticket.is_prefilled and not given:
+            await _stored(leg)
+        return given
 
     async def _computed(
         self, job: Job, ticket: Ticket, leg: Ticket, held: HeldBytes, task: asyncio.Task[None]
@@ -134,7 +136,6 @@ class PrefillLegs:
         if not self._gives_reference:
             usage = read_usage(document.get("usage"))
             ticket.prefill_cached_tokens = (usage.cached_tokens or 0) if usage is not None else 0
-            await _stored(leg)
             return NOTHING_GIVEN, "computed"
         reference = _reference(document)
         if reference is None:
