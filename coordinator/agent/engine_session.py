@@ -222,6 +222,7 @@ class EngineSession:
         if store is None:
             return
         try:
+            await self._tiers.publish(store)  # first: who sees that a prompt is held looks for its chunks' names
             if self._pending:
                 await self._publish_pending(store)
             now_s, again = asyncio.get_running_loop().time(), self._restatement
@@ -229,7 +230,6 @@ class EngineSession:
                 is_over = await again.publish_piece(store, self.seq, now_s, self._restating)
                 if is_over and self._restatement is again:
                     self._restatement = None
-            await self._tiers.publish(store)
         except StoreError as error:
             await self._store_lost(error)
 

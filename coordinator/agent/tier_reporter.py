@@ -19,7 +19,7 @@ from coordinator.agent.chunk_index import Chunk, ChunkIndex
 from coordinator.agent.kv_events import Event, Stored
 from coordinator.agent.rates import Rates
 from coordinator.agent.residency import Resident, Transition
-from coordinator.errors import StoreRefused
+from coordinator.errors import StoreError, StoreRefused
 from coordinator.lmcache_chunks import ChunkTier
 
 _log = structlog.get_logger("kvgate.agent")
@@ -95,10 +95,13 @@ class TierReporter:
                 store.ask("SET", k.chunk(key), f"{chunk.tokens} {chunk.name}", "EX", ttl_s)
                 for key, chunk in due.items()
             )
-            with suppress(
-                StoreRefused
-            ):  # Redis is full, or forbids it: without a name, prompts are placed as cold ones
+            try:
                 await asyncio.gather(*named)
+            except StoreRefused:
+                pass  # Redis is full, or forbids it: without a name, prompts are placed as cold ones
+            except StoreError:
+                self._due = due | self._due
+                raise
 
     async def report(self, store: AgentStore) -> None:
         """Write what a load saves, if that changed. Raises StoreError."""

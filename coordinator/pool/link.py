@@ -1,7 +1,7 @@
 """The connection of one pool to the store, as one gateway uses it: how its scripts and commands are sent.
 
-Everything goes over one connection, in order. Only a placement is awaited by a request. Everything else is written
-behind: sent without waiting.
+Everything goes over one connection, in order. A request awaits its placement, and, if another replica has computed its
+prompt, what tells whether that is stored (stored_chunks.py). Everything else is written behind: sent without waiting.
 """
 
 from __future__ import annotations

@@ -258,8 +258,9 @@ class Metrics:
 
         self.prefills = self._counter(
             "kvgate_prefills",
-            "Prompts that one replica was to compute for another one: computed, failed (the replica gave no usable "
-            "answer), refused (it did not take the request), or left (it died, or the client left).",
+            "Prompts that one replica was to compute for another one: computed, unstored (LMCache did not store it in "
+            "time), failed (the replica gave no usable answer), refused (it did not take the request), or left (it "
+            "died, or the client left).",
             "outcome",
         )
         self.hedged_tokens = self._counter(

@@ -17,15 +17,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import structlog
 
-from coordinator.errors import StoreError
-from coordinator.pool.stored_chunks import are_stored
-from coordinator.registry import SESSION
 from gateway.deadlines import Deadlines
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.audit import read_usage
@@ -33,6 +29,7 @@ from gateway.relay.beginnings import gathered
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves
 from gateway.relay.outgoing import NOTHING_GIVEN, Outgoing, asks_report
+from gateway.relay.store_waits import StoreWaits
 from gateway.request.reader import Job
 from gateway.request.reading.edit import Edit, edited
 from gateway.routing.failures import ReplicaFailures
@@ -55,12 +52,17 @@ _LEFT_OUT: Final = frozenset({"stream_options", "min_tokens", "return_token_ids"
 _MOST_ANSWER_BYTES: Final = 2**20
 _WARNED_EACH_S: Final = 3600.0
 _log = structlog.get_logger("kvgate.prefills")
-_LEAST_WAIT_S: Final = 0.25
-"""An agent hears of what was computed within a tenth of a second."""
-_FIRST_LOOK_S: Final = 0.01
-_LONGEST_PAUSE_S: Final = 0.05
 _INLINE_BYTES: Final = 2**18
 """A larger body is edited in a thread."""
+
+
+class _Outcome(NamedTuple):
+    """What became of a leg: see kvgate_prefills_total."""
+
+    given: Mapping[str, Any]
+    outcome: str
+    prompt_tokens: int = 0
+    """As the replica tells; 0 if nobody needs it."""
 
 
 class PrefillLegs:
@@ -79,7 +81,7 @@ class PrefillLegs:
         self.use(settings)
         self._moves, self._outgoing, self._upstream = moves, outgoing, upstream
         self._failures, self._metrics = failures, metrics
-        self._deadlines = Deadlines()
+        self._deadlines, self._waits = Deadlines(), StoreWaits()
         self._warned_s: dict[str, float] = {}
 
     def use(self, settings: GatewaySettings) -> None:
@@ -94,10 +96,21 @@ class PrefillLegs:
         if leg is None:
             return NOTHING_GIVEN
         try:
-            given, outcome = await self._computed(job, ticket, leg, held, task)
+            given, outcome, prompt_tokens = await self._led(job, ticket, leg, held, task)
+            if outcome == "computed" and not given and not await self._waits.has_stored(leg, prompt_tokens):
+                outcome = "unstored"
+            return given
         finally:
             self._metrics.prefills.inc(outcome)
-            ticket.is_prefilled = outcome == "computed"
+
+    async def _led(self, job: Job, ticket: Ticket, leg: Ticket, held: HeldBytes, task: asyncio.Task[None]) -> _Outcome:
+        """The leg, until it holds no load any more."""
+        result = _Outcome(NOTHING_GIVEN, "left")
+        try:
+            result = await self._computed(job, ticket, leg, held, task)
+            return result
+        finally:
+            ticket.is_prefilled = result.outcome == "computed"
             if ticket.is_prefilled:
                 leg.computed()
             else:
@@ -105,14 +118,10 @@ class PrefillLegs:
                 ticket.computes_itself()
             leg.ended()
             leg.done()
-        if ticket.is_prefilled and not given:
-            await _stored(leg)
-        return given
 
     async def _computed(
         self, job: Job, ticket: Ticket, leg: Ticket, held: HeldBytes, task: asyncio.Task[None]
-    ) -> tuple[Mapping[str, Any], str]:
-        """The fields, and what became of the leg."""
+    ) -> _Outcome:
         try:
             with (
                 self._deadlines.within(self._first_byte_s, task) as limit,
@@ -122,26 +131,26 @@ class PrefillLegs:
                 leg.sent_s = time.monotonic()
                 status, body = await self._asked(job, leg, held)
         except TimeoutError:
-            return NOTHING_GIVEN, "left"
+            return _Outcome(NOTHING_GIVEN, "left")
         except UpstreamError:
             self._failures.failed(leg)
-            return NOTHING_GIVEN, "failed"
+            return _Outcome(NOTHING_GIVEN, "failed")
         if status >= 500:  # whose fault that is, the other replica's answer tells
             leg.failure = f"status_{status}"
-            return NOTHING_GIVEN, "failed"
+            return _Outcome(NOTHING_GIVEN, "failed")
         if status != 200:
-            return NOTHING_GIVEN, "refused"
+            return _Outcome(NOTHING_GIVEN, "refused")
         self._failures.succeeded(leg, is_proof=True)
         document = _document(body)
         if not self._gives_reference:
             usage = read_usage(document.get("usage"))
             ticket.prefill_cached_tokens = (usage.cached_tokens or 0) if usage is not None else 0
-            return NOTHING_GIVEN, "computed"
+            return _Outcome(NOTHING_GIVEN, "computed", usage.prompt_tokens if usage is not None else 0)
         reference = _reference(document)
         if reference is None:
             self._warn(leg.replica)
-            return NOTHING_GIVEN, "refused"
-        return {REFERENCE: reference}, "computed"
+            return _Outcome(NOTHING_GIVEN, "refused")
+        return _Outcome({REFERENCE: reference}, "computed")
 
     def _warn(self, replica: str) -> None:
         """Once of each replica, in an hour at most."""
@@ -173,19 +182,6 @@ class PrefillLegs:
         edit = Edit(cut=set(_LEFT_OUT), added=added)
         body = bytes(job.body)
         return edited(body, edit) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(edited, body, edit)
-
-
-async def _stored(leg: Ticket) -> None:
-    """Waits until LMCache has stored what was computed. Not longer than that took, because to compute it again is then
-    as quick. Without an agent nobody knows what is stored, so there is no wait."""
-    if leg.placement is None or leg.placement.mode != SESSION or not leg.request.keys:
-        return
-    pause_s = _FIRST_LOOK_S
-    with suppress(StoreError, TimeoutError):
-        async with asyncio.timeout(max(_LEAST_WAIT_S, time.monotonic() - leg.sent_s)):
-            while not await are_stored(leg.pool, leg.request.keys, leg.replica, leg.incarnation):
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _document(body: bytes) -> dict[str, Any]:

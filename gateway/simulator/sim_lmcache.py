@@ -50,7 +50,7 @@ class SimLmcache:
         self.metrics = CollectorRegistry()
         self._loaded = _speeds(self.metrics, "l0_l1_load", device="cuda:0", engine_id="0", model_name=model)
         self._fetched = _speeds(self.metrics, "l2_load", l2_name="valkey")
-        self._connecting = asyncio.Lock()
+        self._connecting, self._sending = asyncio.Lock(), asyncio.Lock()
         self._wire: Wire | None = None
         self._speed = speed
         self._tasks = Tasks()
@@ -114,8 +114,10 @@ class SimLmcache:
 
     async def _send(self, names: Sequence[str]) -> None:
         value = bytes(self._settings.value_bytes)
-        await self._transfer(len(names))
-        await self._ask([("SET", name, value, "EX", self._settings.ttl_s) for name in names])
+        async with self._sending:
+            for name in names:
+                await self._transfer(1)
+                await self._ask([("SET", name, value, "EX", self._settings.ttl_s)])
 
     async def _transfer(self, chunks: int) -> None:
         """Lets the time pass in which their KV goes to Redis or comes from there."""
