@@ -28,8 +28,8 @@ _WANTS, _STARTS, _REPORT, _FINISHES, _ENDED, _BROKEN = "wants", "starts", "repor
 means that it is gone."""
 
 
-_WORKERS_PER_CORE = 3
-"""Tests wait more than they compute: with five on two cores a quarter of the time was idle."""
+_WORKERS_PER_CORE, _MOST_BEYOND = 3, 4
+"""Tests wait more than they compute: with five workers on two cores a quarter of the time was idle."""
 _LOOK_S = 0.5
 
 
@@ -38,7 +38,8 @@ def count_for_idle_cores() -> int:
     before = _times()
     Event().wait(_LOOK_S)
     idle, all_of_it = (after - earlier for after, earlier in zip(_times(), before, strict=True))
-    return max(2, round(_WORKERS_PER_CORE * len(os.sched_getaffinity(0)) * (idle / all_of_it if all_of_it else 1)))
+    cores = len(os.sched_getaffinity(0)) * (idle / all_of_it if all_of_it else 1)
+    return max(2, round(min(_WORKERS_PER_CORE * cores, cores + _MOST_BEYOND)))
 
 
 def _times() -> tuple[int, int]:

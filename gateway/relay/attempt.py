@@ -444,7 +444,7 @@ class Attempts:
         if tries.seam is not None:
             self._resumptions.settle(reply, tries.seam.how)
         is_served, ticket = answer.status < 400, tries.ticket
-        if is_served and ticket.prefill is not None and ticket.prefill.failure:
+        if is_served and ticket.prefill is not None and ticket.prefill.failure.startswith("status_5"):
             self._failures.failed(ticket.prefill)  # it failed at a request that this replica serves
         if is_served and not streamed and job.endpoint.computes_prompt:
             ticket.computed()

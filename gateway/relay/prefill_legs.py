@@ -131,15 +131,15 @@ class PrefillLegs:
                 leg.sent_s = time.monotonic()
                 status, body = await self._asked(job, leg, held)
         except TimeoutError:
+            leg.failure = "timeout"
             return _Outcome(NOTHING_GIVEN, "left")
-        except UpstreamError:
+        except UpstreamError as error:
+            leg.failure = error.reason
             self._failures.failed(leg)
             return _Outcome(NOTHING_GIVEN, "failed")
-        if status >= 500:  # whose fault that is, the other replica's answer tells
-            leg.failure = f"status_{status}"
-            return _Outcome(NOTHING_GIVEN, "failed")
         if status != 200:
-            return _Outcome(NOTHING_GIVEN, "refused")
+            leg.failure = f"status_{status}"  # whose fault a 5xx is, the other replica's answer tells
+            return _Outcome(NOTHING_GIVEN, "failed" if status >= 500 else "refused")
         self._failures.succeeded(leg, is_proof=True)
         document = _document(body)
         if not self._gives_reference:
@@ -148,6 +148,7 @@ class PrefillLegs:
             return _Outcome(NOTHING_GIVEN, "computed", usage.prompt_tokens if usage is not None else 0)
         reference = _reference(document)
         if reference is None:
+            leg.failure = "no_reference"
             self._warn(leg.replica)
             return _Outcome(NOTHING_GIVEN, "refused")
         return _Outcome({REFERENCE: reference}, "computed")

@@ -104,7 +104,12 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
     ticket = reply.tickets[-1]
     return {
         "attempts": len(reply.tickets),
-        "failed": [{"replica": each.replica, "why": each.failure} for each in reply.tickets if each.failure],
+        "failed": [
+            {"replica": each.replica, "why": each.failure}
+            for attempt in reply.tickets
+            for each in (attempt.prefill, attempt)
+            if each is not None and each.failure
+        ],
         "replica": ticket.replica,
         "policy": ticket.request.knobs.name,
         "why": ticket.why,

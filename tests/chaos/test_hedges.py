@@ -248,12 +248,15 @@ async def test_all_gateways_hedge_no_more_than_their_share(stage: HedgeStage) ->
     _, of_others = await stage.allowance()  # what is left of other tests
     for replica in stage.cluster.replicas:
         await stage.fail(replica, "slower", times=SLOWER / 2)
-    while await stage.outcomes("withheld") == withheld:  # on a busy machine, few may be late
+    for _ in range(5):  # on a busy machine, few may be late
         await asyncio.gather(*(stage.streams(stage.new_prompt(), number % 2) for number in range(9)))
         hedged = await stage.metric_of_all("kvgate_hedged_tokens_total") - before
         placed, faded = await stage.allowance()
         assert 0 < faded <= hedged + of_others
         assert faded <= SHARE * placed
+        if await stage.outcomes("withheld") > withheld:
+            return
+    pytest.fail("no second attempt was withheld")
 
 
 async def test_a_prompt_that_keeps_servers_busy_gets_no_second_attempt(stage: HedgeStage) -> None:

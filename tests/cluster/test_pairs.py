@@ -226,3 +226,25 @@ async def test_decode_that_cannot_fetch_is_not_to_blame_and_is_asked_again_witho
     assert stage.counts(*DECODES)["failed"] == before + 1
     assert set(await stage.store.hkeys(stage.breakers)) <= known
     await eventually(stage.is_idle)
+
+
+async def test_a_record_says_which_prefill_failed(stage: Stage) -> None:
+    await eventually(stage.is_idle)
+    for name in PREFILLS:
+        stage.replicas[name].fail("error", count=1)
+    answer = await stage.ask(prose("recorded"))
+    for name in PREFILLS:
+        stage.replicas[name].fail("none")
+
+    async def recorded() -> Any:
+        kept = await stage.http.get(f"{stage.cluster.gateway_urls[0]}/v1/decisions/{answer.headers['x-request-id']}")
+        return kept.json().get("decisions")
+
+    [record] = await eventually(recorded)
+    [failed] = record["failed"]
+    assert failed["replica"] in PREFILLS
+    assert (failed["why"], record["prefill"], record["replica"]) == (
+        "status_500",
+        None,
+        answer.headers["x-kvgate-replica"],
+    )

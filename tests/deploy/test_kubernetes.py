@@ -224,6 +224,21 @@ def test_who_may_reach_whom_is_stated_and_all_else_is_refused(overlay: str) -> N
     }
 
 
+def test_only_replicas_of_pairs_reach_a_range_of_ports_and_only_of_each_other(overlay: str) -> None:
+    each_other = {each.name for each in replicas(overlay)}
+    found = [
+        (policy, rule)
+        for policy in of_kind(overlay, "NetworkPolicy")
+        for direction in ("from", "to")
+        for rule in rules(policy, direction)
+        if rule["ranges"]
+    ]
+    assert len(found) == (2 if overlay == "pairs" else 0)
+    for policy, rule in found:
+        assert {each.name for each in selected(overlay, policy["spec"]["podSelector"])} == each_other
+        assert [who(overlay, peer) for peer in rule["peers"]] == [each_other]
+
+
 def test_what_is_no_pod_of_the_cluster_may_be_reached_at_few_ports(overlay: str) -> None:
     reached: dict[str, set[int]] = {}
     for policy in of_kind(overlay, "NetworkPolicy"):

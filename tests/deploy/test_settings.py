@@ -22,6 +22,7 @@ from gateway.settings.discovery_settings import KubernetesSettings
 from gateway.settings.gateway_settings import OVERRIDES, GatewaySettings, load_settings
 from tests.deploy.composition import as_written
 from tests.deploy.manifests import (
+    ALL,
     OVERLAYS,
     ROOT,
     WITH_VLLM,
@@ -30,6 +31,7 @@ from tests.deploy.manifests import (
     environment,
     expanded,
     named,
+    replicas,
     secret,
     workload,
     workloads,
@@ -107,13 +109,14 @@ def test_a_gateway_that_is_replaced_has_the_time_to_end_every_request(overlay: s
     assert needed_s <= pod["terminationGracePeriodSeconds"] < AUTOSCALER_WAITS_S
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ALL)
 def test_the_drain_of_a_replica_then_its_engine_and_its_agent_have_the_time_to_end(
     overlay: str, gateway: GatewaySettings
 ) -> None:
-    pod = workload(overlay, "replica").pod
-    # The kubelet sets no limit to the hook but this time, and subtracts the time that it took from the engine's.
-    assert gateway.timeouts.request_s + 2 * GOODBYE_S <= pod["terminationGracePeriodSeconds"] < AUTOSCALER_WAITS_S
+    for each in replicas(overlay):
+        # The kubelet sets no limit to the hook but this time, and subtracts the time that it took from the engine's.
+        ends_s = each.pod["terminationGracePeriodSeconds"]
+        assert gateway.timeouts.request_s + 2 * GOODBYE_S <= ends_s < AUTOSCALER_WAITS_S
 
 
 @pytest.mark.parametrize("overlay", WITH_VLLM)
@@ -130,11 +133,11 @@ def test_a_replica_that_is_replaced_has_the_time_to_end_every_request(overlay: s
     assert all(each["restartPolicy"] == "Always" for each in sidecars)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ALL)
 def test_upgrades_and_drained_nodes_take_one_at_a_time(overlay: str) -> None:
     rolling = named(overlay, "Deployment", "gateway")["spec"]["strategy"]["rollingUpdate"]
     assert rolling == {"maxSurge": 1, "maxUnavailable": 0}
-    for name in ("gateway", "replica"):
+    for name in ("gateway", *(each.name for each in replicas(overlay))):
         assert named(overlay, "PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
     # A repeated `kubectl apply` must not undo the autoscaler's scaling.
     assert "replicas" not in named(overlay, "Deployment", "gateway")["spec"]

@@ -55,11 +55,11 @@ ONLY_PREFILL = FindingKind(
     "all its replicas compute prompts for others, so nobody answers requests for its models",
     "give a replica of it the label kvgate.io/role: decode, or remove the label (docs/disaggregation.md)",
 )
-NO_PREFILL = FindingKind(
-    "pool-without-prefill",
+LACKS_ROLE = FindingKind(
+    "pool-lacks-role",
     "warning",
-    "no replica computes prompts for those that decode, so they compute their own",
-    "give a replica of it the label kvgate.io/role: prefill, or remove the labels (docs/disaggregation.md)",
+    "without the other role, these replicas work for nobody or compute their own prompts",
+    "give a replica of the pool the role that it lacks, or remove the labels (docs/disaggregation.md)",
 )
 
 
@@ -116,14 +116,15 @@ def weights(evidence: Evidence) -> Iterator[Result]:
 
 
 def roles(evidence: Evidence) -> Iterator[Result]:
-    """Whether each pool with roles has replicas that compute prompts, and some that answer."""
+    """Whether each pool with roles has replicas that compute prompts, and some that decode."""
     said = {replica: role for gateway in evidence.gateways for replica, role in gateway.roles.items()}
+    listed = {replica for gateway in evidence.gateways for replica in (*gateway.replicas, *gateway.not_ready)}
     for pool in evidence.pools:
-        found = {said.get(record.replica, "both") for record in pool.records()}
+        found = {said.get(record.replica, "both") for record in pool.records() if record.replica in listed}
         if found == {"prefill"}:
             yield ONLY_PREFILL.seen(pool.subject, "each of its replicas has the role prefill")
-        elif "decode" in found and "prefill" not in found:
-            yield NO_PREFILL.seen(pool.subject, "replicas have the role decode, and none has the role prefill")
+        elif len(alone := found & {"prefill", "decode"}) == 1:
+            yield LACKS_ROLE.seen(pool.subject, f"replicas have the role {alone.pop()}, and none has the other one")
 
 
 CHECKS = (names, down, fallbacks, backends, weights, roles)

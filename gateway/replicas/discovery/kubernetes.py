@@ -10,12 +10,14 @@ import random
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import httpx
 import msgspec
+import structlog
 
 from gateway.replicas.discovery.source import SourceDown, replica_at
+from gateway.settings.base import ROLE_LABEL, Role
 from gateway.settings.discovery_settings import KubernetesSettings
 from gateway.settings.gateway_settings import ReplicaSettings
 
@@ -24,7 +26,7 @@ _ANSWER_S = 5.0
 _GONE = 410
 """The listed version is too old to watch from."""
 _LONGEST_REASON_CHARS = 300
-_OWN_LABELS = "kvgate.io/"
+_log = structlog.get_logger("kvgate.discovery")
 
 
 class _Object(msgspec.Struct, rename="camel"):
@@ -37,9 +39,13 @@ class _Metadata(_Object):
     labels: dict[str, str] | None = None
 
     @property
-    def own_labels(self) -> dict[str, str]:
-        """Those for KVGate. A Service's labels are its EndpointSlices' too."""
-        return {name: value for name, value in (self.labels or {}).items() if name.startswith(_OWN_LABELS)}
+    def role(self) -> dict[str, str]:
+        """The label that says it, if there is one. Kubernetes copies a Service's labels to its EndpointSlices."""
+        role = (self.labels or {}).get(ROLE_LABEL)
+        if role is not None and role not in get_args(Role):
+            _log.warning("a Service has an unknown role", slice=self.name, role=role, hint=f"one of {get_args(Role)}")
+            return {}
+        return {} if role is None else {ROLE_LABEL: role}
 
 
 class _Conditions(_Object):
@@ -172,13 +178,14 @@ class EndpointSlices:
                     yield event.type, msgspec.json.decode(event.object, type=_Slice)
 
     def _replicas(self, slices: dict[str, _Slice]) -> list[ReplicaSettings]:
-        """Each pod once. A pod with IPv4 and IPv6 addresses is in two slices, of which IPv4 sorts first."""
+        """Each pod once. A pod with IPv4 and IPv6 addresses is in two slices, of which IPv4 sorts first. If it is in
+        several Services, one with a role comes first."""
         found: dict[str, ReplicaSettings] = {}
-        for each in sorted(slices.values(), key=lambda one: (one.address_type, one.metadata.name)):
+        for each in sorted(slices.values(), key=_order):
             port = self._port(each.ports or [])
             if port is None or each.address_type not in ("IPv4", "IPv6"):
                 continue
-            labels = {**self._settings.labels, **each.metadata.own_labels}
+            labels = {**self._settings.labels, **each.metadata.role}
             for endpoint in each.endpoints or ():
                 if endpoint.takes_requests:
                     name = endpoint.target_ref.name if endpoint.target_ref is not None else None
@@ -194,6 +201,10 @@ class EndpointSlices:
             names = ", ".join(port.name or "unnamed" for port in ports)
             raise SourceDown(f"the service has several ports: name one of {names} in discovery.kubernetes.port")
         return ports[0].port if ports else None
+
+
+def _order(one: _Slice) -> tuple[str, bool, str]:
+    return one.address_type, ROLE_LABEL not in (one.metadata.labels or {}), one.metadata.name
 
 
 def _check(status: int, body: bytes) -> None:
