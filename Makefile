@@ -82,6 +82,7 @@ test-programs: install $(OLDEST_REDIS)
 
 test-slow: install $(OLDEST_REDIS)
 	$(BIN)/pytest -m 'slow or older_redis' $(SELECTED)
+	$(BIN)/pytest --hypothesis-profile others -m hypothesis $(SELECTED)
 
 # -s: these tests take minutes and print their progress. A path in ARGS selects a few of them.
 test-vllm: install

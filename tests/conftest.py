@@ -22,10 +22,11 @@ from tests.programs import missing
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
 # Examples have no time limit: a busy machine takes longer to generate and to run them. Function-scoped fixtures
-# (clusters) are shared by all examples on purpose.
+# (clusters) are shared by all examples on purpose. Examples are the same in each run. `make test-slow` takes others.
 NOT_CHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("patient", deadline=None, suppress_health_check=NOT_CHECKED)
-settings.load_profile("patient")
+settings.register_profile("others", deadline=None, suppress_health_check=NOT_CHECKED)
+settings.register_profile("same", settings.get_profile("others"), derandomize=True)
+settings.load_profile("same")
 
 SHARED = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/deploy/")
 """Files whose paths begin with the same entry share clusters, or what takes seconds to import."""

@@ -83,9 +83,11 @@ def chat_prompt(replica: SimReplica, body: dict[str, Any], lora: str | None) -> 
     )
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as vLLM shows it to templates, whatever fields and whatever order of fields it came with."""
-    function = tool["function"]
+def _tool(tool: Any) -> dict[str, Any]:
+    """A tool as vLLM shows it to templates, whatever fields and whatever order of fields it came with. Raises a 400."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        raise bad_request("tools: each needs a function, which is an object", "tools")
     told = {name: function.get(name) for name in ("name", "description", "parameters")}
     told |= {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
     return {"type": "function", "function": told}
