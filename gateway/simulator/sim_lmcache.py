@@ -29,9 +29,10 @@ from gateway.simulator.sequence import ChunkLookup, TokenSequence
 from gateway.simulator.settings import SimLmcacheSettings
 from gateway.tasks import Tasks
 
-_CONNECT_S = 1.0
+_STORE_S = 30.0
 _BUDGET_S = 2.0
-"""The limit for all of one prompt's commands together, like `lmcache.redis.max_stall_s` in a replica's file."""
+"""The limit for all that fetches one prompt, like `lmcache.redis.max_stall_s` in a replica's file. Nobody waits for
+what is stored."""
 _BOUNDS_GB_PER_S = (0.0, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 750.0, 1e3, 2.5e3, 5e3, 7.5e3, 1e4)
 
 
@@ -117,7 +118,7 @@ class SimLmcache:
         async with self._sending:
             for name in names:
                 await self._transfer(1)
-                await self._ask([("SET", name, value, "EX", self._settings.ttl_s)])
+                await self._ask([("SET", name, value, "EX", self._settings.ttl_s)], _STORE_S)
 
     async def _transfer(self, chunks: int) -> None:
         """Lets the time pass in which their KV goes to Redis or comes from there."""
@@ -125,14 +126,14 @@ class SimLmcache:
             settings = self._settings
             await asyncio.sleep(chunks * settings.chunk_kv_bytes / settings.redis_bytes_per_s / self._speed)
 
-    async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def _ask(self, commands: Sequence[tuple[Any, ...]], within_s: float = _BUDGET_S) -> list[Any]:
         """Redis' replies; empty if it did not answer in time."""
         url = self._settings.redis_url
         assert url is not None
         try:
-            async with asyncio.timeout(_BUDGET_S):
+            async with asyncio.timeout(within_s):
                 async with self._connecting:
-                    wire = self._wire = self._wire or await Wire.open(url, _CONNECT_S, self._lose)
+                    wire = self._wire = self._wire or await Wire.open(url, within_s, self._lose)
                 return list(await asyncio.gather(*(wire.send(*command) for command in commands)))
         except (StoreError, TimeoutError):
             return []

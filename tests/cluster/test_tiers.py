@@ -85,7 +85,9 @@ def stored_tokens(answer: httpx.Response) -> int:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder: Path = tmp_path_factory.mktemp("tiers")
     with running_redis() as server:
-        lmcache = ("--lmcache", f"redis_url={server.url},chunk_tokens={CHUNK_TOKENS}")
+        # Stored with the answer, nearly.
+        told = f"redis_url={server.url},chunk_tokens={CHUNK_TOKENS},redis_bytes_per_s=1e12"
+        lmcache = ("--lmcache", told)
         with running_replicas(folder, 3, (*REPLICA_ARGUMENTS, *lmcache)) as replicas:
             urls = {replica.id: replica.url for replica in replicas}
             beside = {replica: f"lmcache={url}/lmcache" for replica, url in urls.items()}
