@@ -54,6 +54,14 @@ class PrintedReplica:
     agent: Printed
 
 
+def _kv_bytes_per_token(model: Path) -> int:
+    """In float32."""
+    told = json.loads((model / "config.json").read_text())
+    text = told.get("text_config", told)
+    head_size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    return int(2 * text["num_hidden_layers"] * text["num_key_value_heads"] * head_size * 4)
+
+
 def replica_file(
     name: str, redis_url: str, tier: dict[str, Any] | None, size: str = install.TINY, blocks: int = 640
 ) -> dict[str, Any]:
@@ -70,6 +78,7 @@ def replica_file(
             "port": next(ports),
             "max_model_len": CONTEXT_TOKENS,
             "block_size": BLOCK_TOKENS,
+            "kv_bytes_per_token": _kv_bytes_per_token(install.model(size)),
             "dtype": "float32",  # an answer must not depend on what was cached, not even by rounding
             "extra_args": ["--enforce-eager", *arguments],
         },

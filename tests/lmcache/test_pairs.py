@@ -65,5 +65,7 @@ def test_one_engine_loads_what_the_other_one_has_computed(pair: tuple[dict[str, 
         print(f"\n{decision} {usage}")
         assert answer.headers["x-kvgate-replica"] == "answers"
         assert decision.endswith("prefill=computes")
-        assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // CHUNK_TOKENS * CHUNK_TOKENS
+        # The last chunk may end behind the last key whose place is known, so nobody waits for it.
+        whole = usage["prompt_tokens"] // CHUNK_TOKENS
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= (whole - 1) * CHUNK_TOKENS
         assert answer.json()["choices"][0]["message"]["content"] == replicas["computes"].ask(prompt).text
