@@ -2,6 +2,9 @@
 
 Sources: GET /v1/models (vLLM's cards: id, root, parent) and GET /metrics (Prometheus text under vLLM's names). A
 server that is not vLLM may have neither root nor metrics; then nothing is assumed.
+
+vLLM has two front ends, in Python and in Rust. The one in Rust tells less, and always in the format OpenMetrics, which
+ends with a line of its own. The one in Python does so only if it is asked to, and nobody here asks.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ _ENGINE = re.compile(r'\bengine="([^"]*)"')
 _SOURCE_HOST = re.compile(r'\bsource="host"')
 _AWAKE = re.compile(r'\bsleep_state="awake"')
 _WHOLE = re.compile(r"[0-9]{1,12}")
+_END_OF_OPENMETRICS = "# EOF"
 _MAX_CAPACITY_TOKENS = 10**12
 _MAX_SAMPLES = 8192
 _MAX_CARDS = 4096
@@ -76,6 +80,8 @@ class EngineFacts:
     """Tokens in one block of its cache."""
     ranks: tuple[int, ...] = ()
     """The data-parallel ranks behind this one address, of all ranks of the deployment."""
+    is_rust: bool = False
+    """Whether the server is vLLM's front end in Rust."""
     is_asleep: bool | None = None
     """Whether POST /sleep was called; None if the engine does not tell. Metrics do not tell that it is paused."""
     figures: dict[str, float] = field(default_factory=dict)
@@ -83,12 +89,14 @@ class EngineFacts:
     among them, and decode_s, the time that each sequence waited for its others; prefills with their prefill_s and
     prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of loads from CPU memory."""
 
-    def place_of(self, dp_rank: int) -> int | None:
-        """What X-data-parallel-rank calls this rank: vLLM counts a server's own ranks from 0. None if the server has
-        only one."""
+    def header_rank(self, dp_rank: int) -> int | None:
+        """What X-data-parallel-rank calls this rank: vLLM's front end in Python counts the ranks of its server from 0,
+        the one in Rust those of the deployment. None if the server has only one."""
         if dp_rank not in self.ranks:
             return dp_rank
-        return self.ranks.index(dp_rank) if len(self.ranks) > 1 else None
+        if len(self.ranks) == 1:
+            return None
+        return dp_rank if self.is_rust else self.ranks.index(dp_rank)
 
 
 def max_tokens_of(card: dict[str, Any]) -> int:
@@ -157,6 +165,7 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
         started=_hex_ms(started[1]) if started else "",
         block_size=block_size,
         ranks=tuple(sorted(ranks)),
+        is_rust=text.rstrip().endswith(_END_OF_OPENMETRICS),
         is_asleep=asleep.get(rank),
         figures=figures.get(rank, {}),
     )

@@ -34,7 +34,7 @@ class Outgoing:
         """Those of the job, and those that mean something to this replica only."""
         headers = {}
         member = self._fleet.members.get(ticket.replica)
-        rank = member.facts.place_of(member.dp_rank) if member is not None and member.dp_rank is not None else None
+        rank = member.facts.header_rank(member.dp_rank) if member is not None and member.dp_rank is not None else None
         if rank is not None:
             headers["x-data-parallel-rank"] = str(rank)
         priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from coordinator.engine.facts import (
@@ -13,12 +17,20 @@ from coordinator.engine.facts import (
     parse_models,
 )
 
+CAPTURED = [
+    json.loads(line) for line in (Path(__file__).parents[2] / "captures" / "vllm-ranks.jsonl").read_text().splitlines()
+]
+"""Data-parallel servers of vLLM 0.33 on CPUs: what they tell, and which rank computed for each value of the header."""
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="2048"} 1.0
 vllm:num_requests_running{engine="0",model_name="m"} 0.0
 process_start_time_seconds 1.79524843804e+09
 """
+
+
+def of_ranks(*labels: str) -> str:
+    return "".join(f'vllm:num_requests_running{{engine="{label}"}} 0\n' for label in labels)
 
 
 def test_capacity_and_start_time_come_from_vllms_metrics() -> None:
@@ -46,17 +58,28 @@ def test_the_only_rank_of_a_server_is_the_one_that_is_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "dp_rank", "place"),
+    ("labels", "dp_rank", "in_python", "in_rust"),
     [
-        ("01", 1, 1),  # vLLM balances all ranks itself
-        ("1", 1, None),  # a server for each rank: it refuses any other number than 0
-        ("23", 3, 1),  # a server for the ranks of each node
-        ("", 1, 1),  # no metrics
+        ("01", 1, 1, 1),  # vLLM balances all ranks itself
+        ("1", 1, None, None),  # a server for each rank: the front end in Python refuses any other number than 0
+        ("23", 3, 1, 3),  # a server for the ranks of each node
+        ("", 1, 1, 1),  # no metrics
     ],
 )
-def test_a_rank_is_named_by_its_place_on_its_server(labels: str, dp_rank: int, place: int | None) -> None:
-    text = "".join(f'vllm:num_requests_running{{engine="{label}"}} 0\n' for label in labels)
-    assert parse_metrics(text, dp_rank).place_of(dp_rank) == place
+def test_each_front_end_is_told_a_rank_as_it_counts_them(
+    labels: str, dp_rank: int, in_python: int | None, in_rust: int | None
+) -> None:
+    text = of_ranks(*labels)
+    assert parse_metrics(text, dp_rank).header_rank(dp_rank) == in_python
+    assert parse_metrics(text + "# EOF\n", dp_rank).header_rank(dp_rank) == in_rust
+
+
+@pytest.mark.parametrize("server", CAPTURED, ids=lambda each: f"{each['mode']}-{each['front_end']}-{each['ranks'][0]}")
+def test_the_header_leads_to_the_rank_that_is_meant_on_real_servers(server: dict[str, Any]) -> None:
+    for rank in server["event_ranks"]:
+        facts = parse_metrics("\n".join(server["metrics"]), rank)
+        assert facts.ranks == tuple(server["ranks"])
+        assert server["header"][str(facts.header_rank(rank))] == {"status": 200, "rank": rank}
 
 
 def test_an_engines_figures_are_those_of_its_rank() -> None:
