@@ -102,6 +102,8 @@ class HttpEngine:
         try:
             _, text = await self._get("/metrics")
             facts = parse_metrics(text.decode("utf-8", "replace"), self._dp_rank)
+            if contradiction := facts.contradiction(self._dp_rank):
+                raise ControlError(contradiction)
             if self._life is None or self._life.started != facts.started or not facts.started:
                 self._life = await self._ask_life(facts.started)
             await self._look_whether_asleep(facts.is_asleep)

@@ -98,6 +98,19 @@ class EngineFacts:
             return None
         return dp_rank if self.is_rust else self.ranks.index(dp_rank)
 
+    def contradiction(self, dp_rank: int | None) -> str:
+        """Why no replica of this server has this configured rank; empty if one has, or if the server tells no rank."""
+        if not self.ranks or dp_rank in self.ranks or (dp_rank is None and len(self.ranks) == 1):
+            return ""
+        first, last = self.ranks[0], self.ranks[-1]
+        there = f"{len(self.ranks)} ranks, {first} to {last}" if first < last else f"rank {first} only"
+        if dp_rank is None:
+            return (
+                f"a data-parallel server with {there}, behind one address: list it once per rank, each with its own id "
+                "and dp_rank"
+            )
+        return f"dp_rank is {dp_rank}, but its server has {there} (of all ranks of the deployment)"
+
 
 def max_tokens_of(card: dict[str, Any]) -> int:
     """`max_model_len` of a model's card; 0 if it has none."""

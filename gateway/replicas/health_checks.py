@@ -265,12 +265,8 @@ class HealthChecks:
             facts, member.lacks_metrics = member.facts, True
         else:
             member.lacks_metrics = False
-        if len(facts.ranks) > 1 and member.dp_rank is None:
-            raise UpstreamError(
-                "refused",
-                f"a data-parallel server with {len(facts.ranks)} ranks behind one address: list it once per rank, "
-                "each with its own id and dp_rank",
-            )
+        if contradiction := facts.contradiction(member.dp_rank):
+            raise UpstreamError("refused", contradiction)
         if facts.started != member.facts.started:
             member.tells_sleep, member.takes_media, member.forces_usage = True, False, None
         pace = decode_tokens_per_s(member.facts.figures, facts.figures)

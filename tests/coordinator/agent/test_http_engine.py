@@ -16,10 +16,12 @@ from tests.web_server import serving
 
 METRICS = """\
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="300",kv_cache_size_tokens="1600"} 1.0
-vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="300",kv_cache_size_tokens="3200"} 1.0
 vllm:num_requests_waiting{engine="0"} 3.0
-vllm:num_requests_waiting{engine="1"} 4.0
 process_start_time_seconds 1000.5
+"""
+RANK_1 = """\
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="300",kv_cache_size_tokens="3200"} 1.0
+vllm:num_requests_waiting{engine="1"} 4.0
 """
 
 
@@ -83,13 +85,14 @@ async def test_what_it_is_and_where_its_events_are_is_asked_of_it(server: Server
 
 
 async def test_a_rank_has_endpoints_and_figures_of_its_own(server: Server, client: ControlClient) -> None:
+    server.answers["/metrics"] = METRICS + RANK_1
     snapshot = await HttpEngine(client, server.url, dp_rank=1).look()
     assert (snapshot.events, snapshot.replay) == ("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658")
     assert (snapshot.capacity_tokens, snapshot.waiting) == (3200, 4)
 
 
 async def test_a_server_of_one_rank_is_that_rank(server: Server, client: ControlClient) -> None:
-    server.answers["/metrics"] = "\n".join(line for line in METRICS.splitlines() if 'engine="0"' not in line)
+    server.answers["/metrics"] = RANK_1
     server.answers["/kv_event_sources"] = {"1": source(5558)}
     snapshot = await HttpEngine(client, server.url).look()
     assert snapshot.events == "tcp://127.0.0.1:5558"
@@ -97,7 +100,13 @@ async def test_a_server_of_one_rank_is_that_rank(server: Server, client: Control
 
 
 async def test_a_rank_that_publishes_nothing_has_no_endpoints(server: Server, client: ControlClient) -> None:
-    assert (await HttpEngine(client, server.url, dp_rank=7).look()).events == ""
+    server.answers |= {"/metrics": METRICS + RANK_1, "/kv_event_sources": {"0": source(5557)}}
+    assert (await HttpEngine(client, server.url, dp_rank=1).look()).events == ""
+
+
+async def test_a_rank_that_its_server_does_not_have_is_not_followed(server: Server, client: ControlClient) -> None:
+    with pytest.raises(EngineAway, match="dp_rank is 7, but its server has rank 0 only"):
+        await HttpEngine(client, server.url, dp_rank=7).look()
 
 
 SLEEP_METRICS = METRICS + 'vllm:engine_sleep_state{engine="0",sleep_state="awake"} %s\n'

@@ -82,6 +82,25 @@ def test_the_header_leads_to_the_rank_that_is_meant_on_real_servers(server: dict
         assert server["header"][str(facts.header_rank(rank))] == {"status": 200, "rank": rank}
 
 
+@pytest.mark.parametrize(
+    ("labels", "dp_rank", "said"),
+    [
+        ("0", None, ""),
+        ("3", None, ""),
+        ("3", 3, ""),
+        ("23", 3, ""),
+        ("", 3, ""),  # it does not tell
+        ("23", None, "a data-parallel server with 2 ranks, 2 to 3, behind one address: list it once per rank"),
+        ("23", 1, "dp_rank is 1, but its server has 2 ranks, 2 to 3"),
+        ("0", 1, "dp_rank is 1, but its server has rank 0 only"),
+    ],
+)
+def test_a_rank_that_the_server_does_not_have_contradicts_it(labels: str, dp_rank: int | None, said: str) -> None:
+    found = parse_metrics(of_ranks(*labels), dp_rank).contradiction(dp_rank)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
 def test_an_engines_figures_are_those_of_its_rank() -> None:
     text = """\
 vllm:num_requests_running{engine="0"} 2
