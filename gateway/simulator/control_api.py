@@ -60,10 +60,10 @@ async def fetch(replica: SimReplica, request: web.Request) -> web.StreamResponse
 
 
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
-    return web.Response(
-        body=generate_latest(replica.metrics.registry),
-        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-    )
+    body, content_type = generate_latest(replica.metrics.registry), "text/plain; version=0.0.4"
+    if replica.settings.rust_frontend:
+        body, content_type = body + b"# EOF\n", "application/openmetrics-text; version=1.0.0"
+    return web.Response(body=body, headers={"Content-Type": f"{content_type}; charset=utf-8"})
 
 
 async def detokenize(replica: SimReplica, request: web.Request) -> web.StreamResponse:

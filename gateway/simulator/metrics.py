@@ -49,7 +49,8 @@ class SimMetrics(Collector):
 
     def __init__(self, settings: SimSettings, images: ImageReader) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        if not settings.rust_frontend:
+            ProcessCollector(registry=self.registry)
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds", "Time to first token.", _LABELS,
             buckets=_TTFT_BUCKETS_S, registry=self.registry,
@@ -86,25 +87,31 @@ class SimMetrics(Collector):
                 buckets = [("+Inf", float(getattr(engine.stats, count)))]
                 histogram.add_metric(labels, buckets, getattr(engine.stats, total))
             yield histogram
-        yield from self._of_states()
+        yield self._finished()
         for name, value in (("queries", self._images.queries), ("hits", self._images.hits)):
             family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
             family.add_metric(self._labels(self._settings.ranks[0]), value)
             yield family
-        yield self._cache_config()
+        if not self._settings.rust_frontend:
+            yield self._asleep()
+            yield self._cache_config()
 
-    def _of_states(self) -> Iterable[Metric]:
+    def _finished(self) -> Metric:
         finished = CounterMetricFamily(
             "vllm:request_success", "Finished requests.", labels=(*_LABELS, "finished_reason")
         )
-        asleep = GaugeMetricFamily("vllm:engine_sleep_state", "Engine sleep state.", labels=(*_LABELS, "sleep_state"))
-        level = self._sleep_level()
         for labels, engine in self._engines.items():
             for reason in _FINISHED_REASONS:
                 finished.add_metric((*labels, reason), engine.stats.requests[reason])
+        return finished
+
+    def _asleep(self) -> Metric:
+        asleep = GaugeMetricFamily("vllm:engine_sleep_state", "Engine sleep state.", labels=(*_LABELS, "sleep_state"))
+        level = self._sleep_level()
+        for labels in self._engines:
             for state, of_level in (("awake", None), ("weights_offloaded", 1), ("discard_all", 2)):
                 asleep.add_metric((*labels, state), level == of_level)
-        return finished, asleep
+        return asleep
 
     def _labels(self, rank: int) -> tuple[str, str]:
         return self._settings.served_names[0], str(rank)

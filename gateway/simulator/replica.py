@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -199,14 +200,16 @@ class SimReplica:
             raise bad_request(message, "input_tokens")
 
     def engine_for(self, headers: Mapping[str, str]) -> SimEngine:
-        """The engine in the header, else the least loaded one. As in vLLM, the header counts this server's engines, and
-        it is ignored if it is no number."""
-        rank = headers.get("X-data-parallel-rank", "")
-        if rank.isascii() and rank.isdigit():
-            if int(rank) >= len(self.engines):
-                raise bad_request(f"data_parallel_rank {rank} is out of range [0, {len(self.engines)}).")
-            return self.engines[int(rank)]
-        return min(self.engines, key=lambda engine: 4 * len(engine.waiting) + len(engine.running))
+        """The engine in the header, else the least loaded one. As in vLLM, the header counts this server's engines, or
+        those of the whole deployment behind the front end in Rust, and it is ignored if it is no number."""
+        rank, is_rust = headers.get("X-data-parallel-rank", ""), self.settings.rust_frontend
+        if not re.fullmatch(r"[0-9]{1,9}" if is_rust else r"-?[0-9]{1,9}", rank):
+            return min(self.engines, key=lambda engine: 4 * len(engine.waiting) + len(engine.running))
+        named = self.settings.ranks if is_rust else range(len(self.engines))
+        if int(rank) not in named:
+            out_of_range = f"data_parallel_rank {rank} is out of range [0, {len(self.engines)})."
+            raise bad_request("engine-core error" if is_rust else out_of_range)
+        return self.engines[named.index(int(rank))]
 
 
 def _lmcache(settings: SimSettings) -> SimLmcache | None:

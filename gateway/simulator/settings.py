@@ -69,6 +69,9 @@ class SimSettings:
     """Engines in this replica, each with a cache of its own; X-data-parallel-rank picks one, counted from 0."""
     data_parallel_start_rank: int = 0
     """The rank of the first engine. Servers that are started for each rank, or for each node, have different ones."""
+    rust_frontend: bool = False
+    """Whether it behaves like vLLM's front end in Rust: X-data-parallel-rank counts the ranks of the whole deployment,
+    and metrics lack the start time, the cache's size and sleep."""
 
     prefill_tokens_per_s: float = 10_000.0
     decode_s_per_token: float = 0.02

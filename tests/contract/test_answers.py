@@ -2,6 +2,7 @@
 
 `vllm-refusals.jsonl` has requests with odd values, and vLLM's status for each.
 `vllm-answers.jsonl` has whole answers and the events of streams.
+`vllm-ranks.jsonl` has data-parallel servers of vLLM 0.33, with status and message for each X-data-parallel-rank.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ async def test_odd_values_are_refused_and_taken_as_by_vllm(replica: RunningRepli
         assert response.status == capture["status"], capture["body"]
         if response.status != 200:
             assert json.loads(told)["error"].keys() <= capture["error"]["error"].keys()
+
+
+async def test_a_rank_that_is_asked_for_is_taken_or_refused_as_by_both_front_ends(start_replica: StartReplica) -> None:
+    for capture in captured("vllm-ranks.jsonl"):
+        first, is_rust = capture["ranks"][0], capture["front_end"] == "rust"
+        replica = await start_replica(data_parallel=2, data_parallel_start_rank=first, rust_frontend=is_rust)
+        for rank, expected in capture["header"].items():
+            body = {"model": "sim", "prompt": "hello", "max_tokens": 1}
+            status, answer = await replica.post("/v1/completions", body, **{"X-data-parallel-rank": rank})
+            said = {"status": status} | ({} if status == 200 else {"message": answer["error"]["message"]})
+            assert said == {key: value for key, value in expected.items() if key != "rank"}, (capture["mode"], rank)
 
 
 async def test_answers_have_the_fields_of_vllms(replica: RunningReplica) -> None:

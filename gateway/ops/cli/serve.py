@@ -103,6 +103,7 @@ def replica_sim(
     max_num_batched_tokens: Annotated[int, Option(min=1, help="Tokens of one step.")] = _SIM.max_num_batched_tokens,
     data_parallel: Annotated[int, Option(min=1, help="Engines in it, one per rank.")] = _SIM.data_parallel,
     data_parallel_start_rank: Annotated[int, Option(min=0, help="The rank of its first engine.")] = 0,
+    rust_frontend: Annotated[bool, Option("--rust-frontend", help="Behave like vLLM's front end in Rust.")] = False,
     prefill_tokens_per_s: Annotated[
         float, Option(min=1, help="Tokens of prompts a second.")
     ] = _SIM.prefill_tokens_per_s,

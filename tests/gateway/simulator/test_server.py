@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from coordinator.engine.facts import EngineFacts, parse_metrics
 from gateway.simulator.server import run
 from gateway.simulator.settings import SimSettings
 from tests.gateway.simulator.conftest import RunningReplica, StartReplica, cached_tokens_of, until_broken
@@ -100,6 +101,15 @@ async def test_each_data_parallel_rank_has_a_cache_of_its_own(start_replica: Sta
     assert await cached_tokens("1") > 0
     assert await cached_tokens("2") == -400
     assert any('engine="1"' in line for line in await metric_lines(replica))
+
+
+async def test_the_front_end_in_rust_tells_its_ranks_but_neither_start_time_nor_size(
+    start_replica: StartReplica,
+) -> None:
+    replica = await start_replica(data_parallel=2, data_parallel_start_rank=2, rust_frontend=True)
+    async with replica.http.get("/metrics") as response:
+        facts = parse_metrics(await response.text(), 3)
+    assert facts == EngineFacts(ranks=(2, 3), is_rust=True, figures=facts.figures)
 
 
 def _serve(settings: SimSettings, ready: Connection) -> None:
