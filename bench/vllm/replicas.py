@@ -33,6 +33,8 @@ class VllmReplica(Server):
     """The model's size: install.TINY or install.SMALL."""
     has_rust_frontend: bool = False
     """Whether the server in front of the engine is vLLM's in Rust."""
+    more: tuple[str, ...] = ()
+    """Further options of `vllm serve`."""
 
     def environment(self) -> dict[str, str]:
         return super().environment() | ({"VLLM_USE_RUST_FRONTEND": "1"} if self.has_rust_frontend else {})
@@ -69,6 +71,7 @@ class VllmReplica(Server):
             *(str(install.environment() / "bin" / "vllm"), "serve", str(install.model(self.size))),
             *(part for name, value in options.items() for part in (f"--{name}", str(value))),
             *(f"--{name}" for name in flags),
+            *self.more,
         ]
 
 

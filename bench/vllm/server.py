@@ -118,6 +118,7 @@ def environment(folder: Path) -> dict[str, str]:
         # One thread per replica on any free core: two replicas and the gateways share two cores.
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_SIM_MULTI_NUMA": "1",  # data-parallel ranks share one NUMA node
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "PYTHONHASHSEED": "0",  # all replicas give equal blocks equal hashes
     }
