@@ -44,8 +44,10 @@ async def test_odd_values_are_refused_and_taken_as_by_vllm(replica: RunningRepli
 
 async def test_a_rank_that_is_asked_for_is_taken_or_refused_as_by_both_front_ends(start_replica: StartReplica) -> None:
     for capture in captured("vllm-ranks.jsonl"):
-        first, is_rust = capture["ranks"][0], capture["front_end"] == "rust"
-        replica = await start_replica(data_parallel=2, data_parallel_start_rank=first, rust_frontend=is_rust)
+        ranks, is_rust = capture["ranks"], capture["front_end"] == "rust"
+        replica = await start_replica(
+            data_parallel=len(ranks), data_parallel_start_rank=ranks[0], rust_frontend=is_rust
+        )
         for rank, expected in capture["header"].items():
             body = {"model": "sim", "prompt": "hello", "max_tokens": 1}
             status, answer = await replica.post("/v1/completions", body, **{"X-data-parallel-rank": rank})
