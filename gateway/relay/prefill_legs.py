@@ -59,8 +59,8 @@ _INLINE_BYTES: Final = 2**18
 class _Outcome(NamedTuple):
     """What became of a leg: see kvgate_prefills_total."""
 
-    given: Mapping[str, Any]
     outcome: str
+    given: Mapping[str, Any] = NOTHING_GIVEN
     prompt_tokens: int = 0
     """As the replica tells; 0 if nobody needs it."""
 
@@ -96,7 +96,7 @@ class PrefillLegs:
         if leg is None:
             return NOTHING_GIVEN
         try:
-            given, outcome, prompt_tokens = await self._led(job, ticket, leg, held, task)
+            outcome, given, prompt_tokens = await self._led(job, ticket, leg, held, task)
             if outcome == "computed" and not given and not await self._waits.has_stored(leg, prompt_tokens):
                 outcome = "unstored"
             return given
@@ -105,7 +105,7 @@ class PrefillLegs:
 
     async def _led(self, job: Job, ticket: Ticket, leg: Ticket, held: HeldBytes, task: asyncio.Task[None]) -> _Outcome:
         """The leg, until it holds no load any more."""
-        result = _Outcome(NOTHING_GIVEN, "left")
+        result = _Outcome("left")
         try:
             result = await self._computed(job, ticket, leg, held, task)
             return result
@@ -132,26 +132,26 @@ class PrefillLegs:
                 status, body = await self._asked(job, leg, held)
         except TimeoutError:
             leg.failure = "timeout"
-            return _Outcome(NOTHING_GIVEN, "left")
+            return _Outcome("left")
         except UpstreamError as error:
             leg.failure = error.reason
             self._failures.failed(leg)
-            return _Outcome(NOTHING_GIVEN, "failed")
+            return _Outcome("failed")
         if status != 200:
             leg.failure = f"status_{status}"  # whose fault a 5xx is, the other replica's answer tells
-            return _Outcome(NOTHING_GIVEN, "failed" if status >= 500 else "refused")
+            return _Outcome("failed" if status >= 500 else "refused")
         self._failures.succeeded(leg, is_proof=True)
         document = _document(body)
         if not self._gives_reference:
             usage = read_usage(document.get("usage"))
             ticket.prefill_cached_tokens = (usage.cached_tokens or 0) if usage is not None else 0
-            return _Outcome(NOTHING_GIVEN, "computed", usage.prompt_tokens if usage is not None else 0)
+            return _Outcome("computed", prompt_tokens=usage.prompt_tokens if usage is not None else 0)
         reference = _reference(document)
         if reference is None:
             leg.failure = "no_reference"
             self._warn(leg.replica)
-            return _Outcome(NOTHING_GIVEN, "refused")
-        return _Outcome({REFERENCE: reference}, "computed")
+            return _Outcome("refused")
+        return _Outcome("computed", {REFERENCE: reference})
 
     def _warn(self, replica: str) -> None:
         """Once of each replica, in an hour at most."""

@@ -1,8 +1,8 @@
 """Waits until another replica can load what a prefill has computed: LMCache stores it after the prefill's answer.
 
-A wait lasts no longer than the prefill took, because to compute it again is then as quick. Where waits were in vain
-several times in a row, there is none for a while: LMCache may use another Redis, or its network may be slower than the
-engine computes.
+A wait lasts no longer than the prefill took, or 0.25 s: to compute the prompt again is then as quick. Where waits were
+in vain several times in a row, there is none for a while: LMCache may use another Redis, or its network may be slower
+than the engine computes.
 """
 
 from __future__ import annotations

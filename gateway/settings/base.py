@@ -21,12 +21,13 @@ ROLE_LABEL: Final = "kvgate.io/role"
 Role = Literal["both", "prefill", "decode"]
 """`prefill`: it computes prompts for others, and answers nobody. `decode`: others compute prompts for it. `both`: it
 computes its own."""
+ROLES: Final = get_args(Role)
 
 
 def _checked_role(labels: dict[str, str]) -> dict[str, str]:
     role = labels.get(ROLE_LABEL)
-    if role is not None and role not in get_args(Role):
-        raise ValueError(f"{ROLE_LABEL}: {role!r} is none of {', '.join(get_args(Role))}")
+    if role is not None and role not in ROLES:
+        raise ValueError(f"{ROLE_LABEL}: {role!r} is none of {', '.join(ROLES)}")
     return labels
 
 

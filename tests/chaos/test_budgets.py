@@ -19,7 +19,7 @@ from gateway.ops.cli.explain import reasons
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
 from tests.chaos.tenant_stage import TenantStage, api_keys
 from tests.chaos.test_clock_steps import STEPPED, options_of
-from tests.cluster.clients import held_stream
+from tests.cluster.clients import held_stream, records_of
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
@@ -181,14 +181,7 @@ async def test_of_64_clients_at_four_gateways_as_many_are_served_as_the_budget_p
 
 async def explains(stage: BudgetStage, request_id: str) -> None:
     """Another gateway tells afterwards which budget has refused a request."""
-    found: list[dict[str, Any]] = []
-
-    async def is_told() -> bool:
-        answer = await stage.tenants["exact"].get(f"{stage.urls[2]}/v1/decisions/{request_id}")
-        found.extend(answer.json().get("decisions", ()))
-        return bool(found)
-
-    await eventually(is_told)
+    found = await records_of(stage.tenants["exact"], stage.urls[2], request_id)
     told = found[0]["over_budget"]
     assert (told["account"], told["per"], told["unit"], told["reserved"]) == ("tenant", "month", "USD", 0)
     assert (told["budget"], told["spent"], told["may_take"]) == (MONEY, MONEY, COST / 1e9)

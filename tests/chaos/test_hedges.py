@@ -18,7 +18,7 @@ from tests.chaos.stage import BUDGET_S, Stage
 from tests.chaos.test_dead_hosts import PATIENT, are
 from tests.chaos.test_long_prompts import BUSY_S, times_busy
 from tests.chaos.test_sleeping_replicas import READY
-from tests.cluster.clients import CHAT, ask
+from tests.cluster.clients import CHAT, ask, records_of
 from tests.cluster.gateways import another_gateway
 from tests.cluster.ledger import Ledger
 from tests.polling import eventually
@@ -81,12 +81,7 @@ class HedgeStage(Stage):
 
     async def records(self, answer: httpx.Response) -> Any:
         """What is kept of a request."""
-
-        async def told() -> Any:
-            kept = await self.http.get(f"{self.urls[0]}/v1/decisions/{answer.headers['x-request-id']}")
-            return kept.json().get("decisions")
-
-        return await eventually(told)
+        return await records_of(self.http, self.urls[0], answer.headers["x-request-id"])
 
     async def has_failed_once(self, replica: str) -> bool:
         """Whether its breaker has counted one failure."""

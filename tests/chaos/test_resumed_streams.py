@@ -14,7 +14,7 @@ import pytest
 from bench.cluster import SimReplica
 from gateway.ops.cli.explain import reasons
 from tests.chaos.stage import Stage
-from tests.cluster.clients import CHAT, held_stream, last_event
+from tests.cluster.clients import CHAT, held_stream, last_event, records_of
 from tests.gateway.simulator.pictures import image_part
 from tests.polling import eventually
 
@@ -145,7 +145,7 @@ async def test_a_stream_that_cannot_go_on_says_why(stage: Stage, fields: dict[st
     error = last_event(answer.text)["error"]
     assert error["code"] == "stream_broken"
     assert f"(not resumable: {why})" in error["message"]
-    (record,) = await records_of(stage, answer.headers["x-request-id"])
+    (record,) = await records_of(stage.http, stage.urls[1], answer.headers["x-request-id"])
     [left] = record["resumed"]
     why_not = f"not resumable: {why}"
     assert left == {"replica": record["replica"], "why": "reset", "how": "none", "why_not": why_not}
@@ -215,7 +215,7 @@ async def test_afterwards_anybody_can_see_that_a_stream_went_on(stage: Stage) ->
     _, owner = await unbroken(stage, CHAT, body)
     await stage.fail(owner, "cut", after_tokens=9)
     answer = await stage.http.post(stage.urls[0] + CHAT, json=body)
-    (record,) = await records_of(stage, answer.headers["x-request-id"])
+    (record,) = await records_of(stage.http, stage.urls[1], answer.headers["x-request-id"])
     assert record["resumed"] == [{"replica": owner.id, "why": "reset", "how": "exact"}]
     assert (record["replica"] != owner.id, record["output_tokens"]) == (True, TOKENS)
     told_words = f"began at {owner.id}, which broke it off (reset); went on at {record['replica']} (exact)"
@@ -232,18 +232,8 @@ async def test_a_stream_that_no_other_replica_takes_is_told_not_to_have_gone_on(
         error = last_event(await begun.rest())["error"]
     assert "did not go on (no other replica could: replica_unreachable)" in error["message"]
     assert await stage.metric_of_all("kvgate_stream_resumptions_total", outcome="exact") == gone_on
-    (record,) = await records_of(stage, begun.request_id)
+    (record,) = await records_of(stage.http, stage.urls[1], begun.request_id)
     [left] = record["resumed"]
     assert (left["replica"], left["why"], left["how"]) == (owner.id, "reset", "none")
     told_words = f"began at {owner.id}, which broke it off (reset); it did not go on (no other replica could: "
     assert any(line.startswith(told_words) for line in reasons(record))
-
-
-async def records_of(stage: Stage, request_id: str) -> list[dict[str, Any]]:
-    """What another gateway tells of this request, as soon as it is known."""
-
-    async def told_later() -> list[dict[str, Any]]:
-        found = await stage.http.get(f"{stage.urls[1]}/v1/decisions/{request_id}")
-        return list(found.json()["decisions"]) if found.status_code == 200 else []
-
-    return await eventually(told_later)

@@ -14,6 +14,7 @@ import httpx
 import orjson
 
 from gateway.tasks import Tasks
+from tests.polling import eventually
 
 CHAT = "/v1/chat/completions"
 PAUSE_S = 0.05
@@ -34,6 +35,17 @@ def prose(seed: int | str, words: int = 400) -> str:
 
 def chat(text: str, max_tokens: int = 2, **fields: Any) -> dict[str, Any]:
     return {"model": "sim", "max_tokens": max_tokens, "messages": [{"role": "user", "content": text}], **fields}
+
+
+async def records_of(http: httpx.AsyncClient, gateway: str, request_id: str) -> list[dict[str, Any]]:
+    """What a gateway tells of a request, as soon as it is known."""
+
+    async def told() -> list[dict[str, Any]]:
+        found = await http.get(f"{gateway}/v1/decisions/{request_id}")
+        return list(found.json()["decisions"]) if found.status_code == 200 else []
+
+    records: list[dict[str, Any]] = await eventually(told)
+    return records
 
 
 async def ask(http: httpx.AsyncClient, url: str, text: str, **fields: Any) -> httpx.Response:

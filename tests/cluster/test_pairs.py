@@ -19,7 +19,7 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, Daemon, SimReplica, running_gateways, running_replicas
 from coordinator.keys import PoolKeys
 from gateway.ops.local.state_dir import read_processes
-from tests.cluster.clients import CHAT, prose
+from tests.cluster.clients import CHAT, prose, records_of
 from tests.polling import eventually, wait_until
 
 # A prompt of 600 tokens takes 60 ms.
@@ -235,12 +235,7 @@ async def test_a_record_says_which_prefill_failed(stage: Stage) -> None:
     answer = await stage.ask(prose("recorded"))
     for name in PREFILLS:
         stage.replicas[name].fail("none")
-
-    async def recorded() -> Any:
-        kept = await stage.http.get(f"{stage.cluster.gateway_urls[0]}/v1/decisions/{answer.headers['x-request-id']}")
-        return kept.json().get("decisions")
-
-    [record] = await eventually(recorded)
+    [record] = await records_of(stage.http, stage.cluster.gateway_urls[0], answer.headers["x-request-id"])
     [failed] = record["failed"]
     assert failed["replica"] in PREFILLS
     assert (failed["why"], record["prefill"], record["replica"]) == (

@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.gateway.replicas.discovery.kubernetes_api import endpoint, ports
+from gateway.replicas.discovery.kubernetes import EndpointSlices
+from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings, load_settings
+from tests.gateway.replicas.discovery.kubernetes_api import endpoint, ports, running_kubernetes, service_account
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -69,6 +72,26 @@ def config_map(overlay: str, prefix: str) -> dict[str, str]:
     assert len(found) == 1, prefix
     data: dict[str, str] = found[0]["data"]
     return data
+
+
+def gateway_settings(overlay: str, folder: Path) -> GatewaySettings:
+    """The gateways' configuration, as they read it. `folder` gets the file."""
+    path = folder / f"{overlay}.yaml"
+    path.write_text(config_map(overlay, "gateway-config")["gateway.yaml"])
+    return load_settings(path, secret())
+
+
+async def discovered(settings: GatewaySettings, folder: Path, *slices: Document) -> list[ReplicaSettings]:
+    """The replicas that gateways find where these are the EndpointSlices. `folder` gets an account."""
+    followed = settings.discovery.kubernetes
+    assert followed is not None
+    async with running_kubernetes() as api:
+        for each in slices:
+            await api.put(**each)
+        account = service_account(folder / "account", namespace="kvgate")
+        here = {"api_url": api.url, "service_account": str(account)}
+        async with aclosing(EndpointSlices(followed.model_copy(update=here)).follow()) as answers:
+            return await anext(answers)
 
 
 @dataclass(frozen=True)

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import json
-from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
-from gateway.replicas.discovery.kubernetes import EndpointSlices
 from gateway.settings.base import ROLE_LABEL
-from gateway.settings.gateway_settings import GatewaySettings, load_settings
-from tests.deploy.manifests import config_map, endpoint_slice, replicas, secret, workload
-from tests.gateway.replicas.discovery.kubernetes_api import running_kubernetes, service_account
+from tests.deploy.manifests import discovered, endpoint_slice, gateway_settings, replicas, workload
 
 ROLES = {"replica-prefill": "prefill", "replica-decode": "decode"}
 TRANSFER = "--kv-transfer-config"
 
 
-def gateway(overlay: str, folder: Path) -> GatewaySettings:
-    path = folder / f"{overlay}.yaml"
-    path.write_text(config_map(overlay, "gateway-config")["gateway.yaml"])
-    return load_settings(path, secret())
-
-
 async def test_gateways_find_the_replicas_of_both_roles_and_know_which_is_which(tmp_path: Path) -> None:
-    followed = gateway("pairs", tmp_path).discovery.kubernetes
-    assert followed is not None
-    async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(running_kubernetes())
-        for number, name in enumerate(ROLES):
-            await api.put(**endpoint_slice("pairs", name, {f"{name}-0": f"10.0.0.{number}"}))
-        account = service_account(tmp_path / "account", namespace="kvgate")
-        here = {"api_url": api.url, "service_account": str(account)}
-        answers = EndpointSlices(followed.model_copy(update=here)).follow()
-        found = await anext(await stack.enter_async_context(aclosing(answers)))
+    slices = [endpoint_slice("pairs", name, {f"{name}-0": f"10.0.0.{number}"}) for number, name in enumerate(ROLES)]
+    found = await discovered(gateway_settings("pairs", tmp_path), tmp_path, *slices)
     roles = {replica.id: replica.labels[ROLE_LABEL] for replica in found}
     assert roles == {f"{name}-0": role for name, role in ROLES.items()}
 
 
 def test_all_else_of_the_gateways_configuration_is_as_without_pairs(tmp_path: Path) -> None:
-    pairs, gpu = (gateway(overlay, tmp_path).model_dump() for overlay in ("pairs", "gpu"))
+    pairs, gpu = (gateway_settings(overlay, tmp_path).model_dump() for overlay in ("pairs", "gpu"))
     assert pairs["pairs"]["protocol"] == "nixl"
     assert {name for name in pairs if pairs[name] != gpu[name]} == {"discovery"}
 

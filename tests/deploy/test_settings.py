@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import subprocess
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,8 @@ import typer
 from coordinator.keys import records_key
 from gateway.ops.cli import app
 from gateway.ops.replica import settings as replica_settings
-from gateway.replicas.discovery.kubernetes import EndpointSlices
 from gateway.settings.discovery_settings import KubernetesSettings
-from gateway.settings.gateway_settings import OVERRIDES, GatewaySettings, load_settings
+from gateway.settings.gateway_settings import OVERRIDES, GatewaySettings
 from tests.deploy.composition import as_written
 from tests.deploy.manifests import (
     ALL,
@@ -27,16 +26,17 @@ from tests.deploy.manifests import (
     ROOT,
     WITH_VLLM,
     config_map,
+    discovered,
     endpoint_slice,
     environment,
     expanded,
+    gateway_settings,
     named,
     replicas,
     secret,
     workload,
     workloads,
 )
-from tests.gateway.replicas.discovery.kubernetes_api import running_kubernetes, service_account
 from tests.redis_server import EACH_REDIS, running_redis, server_named
 
 # By default, Kubernetes' cluster autoscaler waits this long for a pod to end.
@@ -54,9 +54,7 @@ def size_bytes(text: str) -> int:
 
 @pytest.fixture
 def gateway(overlay: str, tmp_path: Path) -> GatewaySettings:
-    path = tmp_path / "gateway.yaml"
-    path.write_text(config_map(overlay, "gateway-config")["gateway.yaml"])
-    return load_settings(path, secret())
+    return gateway_settings(overlay, tmp_path)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -68,12 +66,8 @@ async def test_gateways_find_however_many_replicas_there_are_and_call_them_as_th
     assert followed.service is not None
     assert gateway.replicas == []
     pods = {f"replica-{number}": f"10.0.0.{number}" for number in range(replicas.document["spec"]["replicas"] + 2)}
-    async with running_kubernetes() as api:
-        await api.put(**endpoint_slice(overlay, followed.service, pods))
-        account = service_account(tmp_path / "account", namespace="kvgate")
-        here = {"api_url": api.url, "service_account": str(account)}
-        async with aclosing(EndpointSlices(followed.model_copy(update=here)).follow()) as answers:
-            found = {replica.id: replica.url for replica in await anext(answers)}
+    slices = endpoint_slice(overlay, followed.service, pods)
+    found = {replica.id: replica.url for replica in await discovered(gateway, tmp_path, slices)}
     assert found == {pod: f"http://{address}:{replicas.ports['http']}" for pod, address in pods.items()}
     for pod in pods:
         agent = expanded(replicas.container("agent"), POD_NAME=pod)

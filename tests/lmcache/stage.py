@@ -37,6 +37,17 @@ class Answer:
         return self.text == other.text and close
 
 
+def question(prompt: str, max_tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
+    """The body of a chat whose answer depends on the prompt alone."""
+    return {
+        "model": install.MODEL,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
 @dataclass
 class Replica:
     """An engine, and LMCache's server if it has one."""
@@ -48,14 +59,7 @@ class Replica:
     http: httpx.Client = field(repr=False)
 
     def ask(self, prompt: str, max_tokens: int = ANSWER_TOKENS) -> Answer:
-        body = {
-            "model": install.MODEL,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": True,
-        }
+        body = {**question(prompt, max_tokens), "logprobs": True}
         started = time.monotonic()
         response = self.http.post(f"{self.engine.url}/v1/chat/completions", json=body)
         seconds = time.monotonic() - started

@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from bench.cluster import running_gateways
-from bench.vllm import install
 from bench.vllm.printed import replica_file
 from tests.lmcache.conftest import SHARED
-from tests.lmcache.stage import ANSWER_TOKENS, CHUNK_TOKENS, Replica, running
+from tests.lmcache.stage import CHUNK_TOKENS, Replica, question, running
 from tests.polling import wait_until
 from tests.redis_server import RedisServer
 from tests.vllm.workload import text
@@ -53,14 +52,8 @@ def test_one_engine_loads_what_the_other_one_has_computed(pair: tuple[dict[str, 
     replicas, urls = pair
     for number in range(PROMPTS):
         prompt = text(f"a pair {number}", PROMPT_BYTES)
-        body = {
-            "model": install.MODEL,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": ANSWER_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        answer = httpx.post(f"{urls[number % 2]}/v1/chat/completions", json=body, timeout=120).raise_for_status()
+        url = f"{urls[number % 2]}/v1/chat/completions"
+        answer = httpx.post(url, json=question(prompt), timeout=120).raise_for_status()
         decision, usage = answer.headers["x-kvgate-decision"], answer.json()["usage"]
         print(f"\n{decision} {usage}")
         assert answer.headers["x-kvgate-replica"] == "answers"

@@ -10,14 +10,14 @@ import random
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import httpx
 import msgspec
 import structlog
 
 from gateway.replicas.discovery.source import SourceDown, replica_at
-from gateway.settings.base import ROLE_LABEL, Role
+from gateway.settings.base import ROLE_LABEL, ROLES
 from gateway.settings.discovery_settings import KubernetesSettings
 from gateway.settings.gateway_settings import ReplicaSettings
 
@@ -42,8 +42,8 @@ class _Metadata(_Object):
     def role(self) -> dict[str, str]:
         """The label that says it, if there is one. Kubernetes copies a Service's labels to its EndpointSlices."""
         role = (self.labels or {}).get(ROLE_LABEL)
-        if role is not None and role not in get_args(Role):
-            _log.warning("a Service has an unknown role", slice=self.name, role=role, hint=f"one of {get_args(Role)}")
+        if role is not None and role not in ROLES:
+            _log.warning("a Service has an unknown role", slice=self.name, role=role, hint=f"one of {', '.join(ROLES)}")
             return {}
         return {} if role is None else {ROLE_LABEL: role}
 
