@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -114,6 +115,13 @@ async def test_every_gateway_decides_alike(cluster: Cluster, http: httpx.AsyncCl
 
 
 async def test_an_unknown_model_leaves_no_trace(cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger) -> None:
+    numbers = itertools.count()
+
+    async def is_measured() -> bool:
+        await ask(http, cluster.gateway_urls[0], prose(f"measured {next(numbers)}"))
+        return any(key.endswith(":rates") for key in await ledger.all_keys())
+
+    await eventually(is_measured)  # else an agent may write that key now
     before = await ledger.all_keys()
     answer = await http.post(cluster.gateway_urls[0] + CHAT, json=chat("hello") | {"model": "nobody/serves-this"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
