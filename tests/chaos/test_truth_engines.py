@@ -64,12 +64,13 @@ async def test_an_engine_that_sleeps_holds_nothing_in_the_map_although_it_says_s
 async def test_a_long_prompt_stays_while_the_engine_works_although_its_server_answers_nothing(
     truth: TruthStage,
 ) -> None:
-    """The engine is a process of its own: its agent hears of what it computes for others."""
+    """The engine is a process of its own: its agent hears of what it computes for others. A stream with two choices
+    cannot go on elsewhere, so it keeps the engine busy."""
     r0 = truth.replica("r0")
     await truth.restart(r0, "--decode-s-per-token", "0.5")  # a block in 0.4 s
     running, long = await truth.warm(2, r0)
     tasks = Tasks()
-    async with held_stream(truth.http, truth.urls[1], running, max_tokens=600) as begun:
+    async with held_stream(truth.http, truth.urls[1], running, max_tokens=600, n=2) as begun:
         assert begun.replica == "r0"
         await truth.fail(r0, "block", seconds=8)
         asking = tasks.spawn(truth.ask(long), "ask")
