@@ -72,5 +72,6 @@ class Ledger:
 
     async def in_flight(self, gateway: str) -> int:
         """The number of reservations of all lives of the gateway with this configured id."""
-        keys = [key async for key in self._client.scan_iter(self._keys.flight(f"{gateway}.*"))]
+        # SCAN may return a key twice.
+        keys = {key async for key in self._client.scan_iter(self._keys.flight(f"{gateway}.*"))}
         return sum([await self._client.hlen(key) for key in keys])

@@ -115,7 +115,7 @@ class Stage:
 
     async def residents(self) -> int:
         """How many records of the map say that a replica holds a key."""
-        keys = [key async for key in self.client.scan_iter(self.keys.own("*"))]
+        keys = {key async for key in self.client.scan_iter(self.keys.own("*"))}  # SCAN may return one twice
         records = [record for key in keys for record in (await self.client.hgetall(key)).values()]
         return sum(" resident " in record for record in records)
 

@@ -187,6 +187,11 @@ async def own(
     await client.hset(KEYS.own(key), name, f"{incarnation} claim gpu {SPAN_TOKENS} {hits} {used} other")
 
 
+async def keys_of(client: redis.Redis, pattern: str) -> set[str]:
+    """The keys that match. SCAN may return a key twice while Redis shrinks its table: after many deletions, say."""
+    return {key async for key in client.scan_iter(pattern)}
+
+
 async def dump(client: redis.Redis, *patterns: str) -> dict[str, Any]:
     """The value of every key that matches a pattern, or of every key if there is no pattern."""
     readers: dict[str, Callable[[str], Any]] = {
@@ -199,7 +204,7 @@ async def dump(client: redis.Redis, *patterns: str) -> dict[str, Any]:
     }
     found: set[str] = set()
     for pattern in patterns or ("*",):
-        found.update([key async for key in client.scan_iter(pattern)])
+        found |= await keys_of(client, pattern)
     return {key: await readers[await client.type(key)](key) for key in sorted(found)}
 
 

@@ -12,7 +12,7 @@ import redis.asyncio as redis
 from coordinator.agent.agent_store import AgentStore, Attended, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
 from coordinator.errors import StoreDown
-from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
+from tests.coordinator.stage import KEYS, SPAN_TOKENS, keys_of, now_ms
 from tests.polling import eventually
 
 VITALS = Vitals("session", False, 0, -1, {})
@@ -98,7 +98,7 @@ async def counted_tokens(client: redis.Redis, holding_only: bool = False) -> dic
     incarnation whose last use is after its start. With `holding_only` it leaves out residents below the floor."""
     registry = {name: text.split(" ") for name, text in (await client.hgetall(KEYS.replicas)).items()}
     sums: dict[str, int] = {}
-    async for key in client.scan_iter(KEYS.own("*")):
+    for key in await keys_of(client, KEYS.own("*")):
         for name, text in (await client.hgetall(key)).items():
             incarnation, kind, _, span, _, used, by, *_ = text.split(" ")
             current, _, _, since, floor, _ = registry[name]

@@ -12,7 +12,19 @@ import redis.asyncio as redis
 from coordinator.placement import Placement, PlaceRequest, Reservation
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
-from tests.coordinator.stage import KEYS, beaten, chain, drained, drop, hash_of, joined, now_ms, replica, request
+from tests.coordinator.stage import (
+    KEYS,
+    beaten,
+    chain,
+    drained,
+    drop,
+    hash_of,
+    joined,
+    keys_of,
+    now_ms,
+    replica,
+    request,
+)
 from tests.redis_server import RedisServer
 
 GATEWAYS = ("gw0", "gw1", "gw2")
@@ -130,7 +142,7 @@ class Walk:
                 if records[name][0] == incarnation:
                     active[name] += 1
                     backlog[name] += int(tokens)
-        async for key in self.client.scan_iter(KEYS.own("*")):
+        for key in await keys_of(self.client, KEYS.own("*")):
             for name, text in (await hash_of(self.client, key)).items():
                 incarnation, _, _, span, *_ = text.split(" ")
                 if records[name][0] == incarnation:

@@ -53,7 +53,7 @@ async def stored(server: RedisServer, count: int) -> list[str]:
     with redis.Redis(port=server.port) as client:
 
         def found() -> list[str]:
-            return sorted(key.decode() for key in client.scan_iter())
+            return sorted({key.decode() for key in client.scan_iter()})  # SCAN may return one twice
 
         await eventually(lambda: len(found()) >= count)
         return found()
