@@ -8,7 +8,8 @@
 -- ARGV
 --   text    replica, incarnation
 --   text    before: the state that it was seen in
---   text    after: its state from now on. A replica that is drained is not ready again.
+--   text    after: its state from now on. A replica that is drained is not ready again, and one that was asleep before it
+--             was dead sleeps still.
 -- Returns 1, or 0 if the replica has another incarnation or another state by now.
 
 -- include time
@@ -23,11 +24,11 @@ local drained, why = string.match(field_of(draining_key, replica) or '', '^(%S+)
 local is_drained, now = drained == incarnation, now_ms()
 if after == 'asleep' and not is_drained then
   write('HSET', draining_key, replica, incarnation .. ' ' .. string.format('%d', now) .. ' asleep')
-elseif after == 'ready' and is_drained and why == 'asleep' then
+elseif after == 'ready' and before ~= 'dead' and is_drained and why == 'asleep' then
   write('HSET', draining_key, replica, '-' .. incarnation .. ' ' .. string.format('%d', now))
   is_drained = false
 end
-local state_now = after == 'ready' and is_drained and 'draining' or after
+local state_now = after == 'ready' and is_drained and (why == 'asleep' and why or 'draining') or after
 redis.call('HSET', replicas_key, replica, table.concat({ incarnation, state_now, rest }, ' '))
 stand(base_of(replicas_key), replica, now, math.huge)
 return 1

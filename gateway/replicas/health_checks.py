@@ -2,6 +2,10 @@
 
 One gateway, the pool's worker, checks for all. While the store is down, every gateway checks for itself. A gateway
 whose requests get no answer checks that replica too (`check_silent`).
+
+Only the worker says that a replica is dead. But its own network may be what is broken. So any gateway that hears a dead
+replica says that it is ready. Then the worker that was overruled says nothing of that replica, and leaves its part to
+another gateway.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ _SEARCH_ROUNDS = 240
 _DISCOVER_ROUNDS, _DISCOVERED_PER_ROUND = 5, 40
 """Once in 5 rounds, a replica's models and metrics are read too, and gateways that are not the worker check it as well.
 In a fleet of more than 200 it is less often: a gateway makes 40 such checks in a round."""
+_STAND_ASIDE_S = 30.0
+"""A worker that was overruled offers itself again after this time: several times the lease on its part."""
 _KEPT_STATES = ("hung", "draining", ASLEEP)
 """States that a good /health does not end."""
 _MOST_LEFT = 10_000
@@ -105,11 +111,12 @@ class HealthChecks:
             await self._tasks.close()
 
     def _offer_as_worker(self) -> None:
-        """A pool's worker registers the health of all its replicas. So this gateway does not become the worker of a
-        pool in which an id belongs to another engine."""
-        taken = {member.pool for member in self._fleet.targets if member.identity.is_taken}
+        """A pool's worker registers the health of all its replicas. So this gateway is not the worker of a pool in
+        which an id belongs to another engine, or in which others hear a replica that this gateway does not."""
+        now_s = time.monotonic()
+        unfit = {each.pool for each in self._fleet.targets if each.identity.is_taken or each.is_overruled(now_s)}
         for name in self._store.pool_names():
-            self._store.pool(name).does_maintenance = name not in taken
+            self._store.pool(name).does_maintenance = name not in unfit
 
     def check_now(self, member: Member) -> asyncio.Task[None]:
         """Check a replica now, unless a check is running."""
@@ -190,7 +197,7 @@ class HealthChecks:
 
     async def _check_once(self, member: Member) -> None:
         was_alive, member.checked_s, is_full = member.alive, time.monotonic(), False
-        is_ours = self._fleet.is_ours(member)
+        is_ours, before = self._fleet.is_ours(member), self._record(member)
         try:
             await self._ask_health(member, is_ours)
             is_full = is_ours and (self._may_have_restarted(member) or self._is_turn(member))
@@ -209,7 +216,8 @@ class HealthChecks:
             log = _log.info if member.alive else _log.warning
             log("replica", replica=member.id, alive=member.alive, problem=member.problem)
         await self._read_pool_once(member)
-        self._register(member)
+        self._note_overruled(member)
+        self._register(member, before if is_full else None)
         if member.is_answering and self._fleet.is_ours(member):
             self._note_sleep(member, await self._ask_sleep(member, is_full))
 
@@ -278,9 +286,20 @@ class HealthChecks:
             self._fleet.update_served()
         self._store.pool(member.pool).prefills.observe(member.id, facts.figures)
 
-    def _register(self, member: Member) -> None:
-        """Register what the check found. Any gateway registers a new replica or a new incarnation; only the pool's
-        worker registers other changes."""
+    def _record(self, member: Member) -> ReplicaRecord | None:
+        return self._store.pool(member.pool).records.get(member.id) if member.pool else None
+
+    def _note_overruled(self, member: Member) -> None:
+        """Note whether the registry has a replica ready that this gateway called dead, and still cannot hear."""
+        if member.alive:
+            member.is_called_dead, member.overruled_until_s = False, 0.0
+        elif member.is_called_dead and (known := self._record(member)) is not None and known.state != "dead":
+            member.is_called_dead, member.overruled_until_s = False, time.monotonic() + _STAND_ASIDE_S
+            _log.warning("others hear it, this gateway does not", replica=member.id, problem=member.problem)
+
+    def _register(self, member: Member, before: ReplicaRecord | None) -> None:
+        """Register what the check found. Any gateway registers a new replica or a new incarnation, and that it hears a
+        replica that was dead by its record `before` the check. Only the pool's worker registers other changes."""
         if not member.pool or self._fleet.members.get(member.id) is not member:
             return  # its model is unknown, or it moved during the check
         pool = self._store.pool(member.pool)
@@ -310,10 +329,14 @@ class HealthChecks:
             return
         if state == "draining":  # the script knows whether it still is
             wanted = replace(wanted, state="ready")
-        if pool.is_worker or not self._store.is_connected(member.pool):
+        is_overruled = member.is_overruled(time.monotonic())
+        if (pool.is_worker and not is_overruled) or not self._store.is_connected(member.pool):
             pool.register(wanted)
+            member.is_called_dead = not member.alive and self._store.is_connected(member.pool)
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
+        elif member.alive and before is not None and before.state == known.state == "dead":
+            pool.change_state(member.id, before.incarnation, "dead", "ready")
 
     def _judge_identity(self, member: Member, known: ReplicaRecord | None) -> bool:
         """Update the verdict on the replica's id. Returns whether the id belongs to another engine in the registry."""

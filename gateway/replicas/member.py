@@ -36,6 +36,10 @@ class Member:
     is_silent: bool = False
     """Whether the last check failed because no answer came in time, and no connection was refused or reset. Its server
     may be alive, and busy with one request."""
+    is_called_dead: bool = False
+    """Whether this gateway has registered it as dead, and has not heard it since."""
+    overruled_until_s: float = 0.0
+    """Until then another gateway's word counts: it heard this replica, and this gateway does not. 0 if it does."""
     checked_s: float = 0.0
     answered_s: float = field(default_factory=time.monotonic)
     """When it last answered, or when this gateway first learned of it."""
@@ -62,6 +66,10 @@ class Member:
     def role(self) -> str:
         """What it is for: see Role in gateway/settings/base.py."""
         return self.labels.get(ROLE_LABEL, "both")
+
+    def is_overruled(self, now_s: float) -> bool:
+        """Whether another gateway hears it, and this one does not."""
+        return now_s < self.overruled_until_s
 
     def incarnation(self, known: ReplicaRecord | None) -> str:
         """Its engine's start time. If that is unknown: `life-<n>`, where n rises when a dead replica is back."""

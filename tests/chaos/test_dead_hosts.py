@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import redis.asyncio as redis
+
 from bench.cluster import SimReplica
 from bench.faults.proxy import Proxy
+from coordinator.keys import pool_slug
 from gateway.tasks import Tasks
 from tests.chaos.stage import CONFIG, Stage
 from tests.cluster.clients import ask, held_stream, is_complete
 from tests.cluster.gateways import another_gateway
+from tests.cluster.ledger import Ledger
+from tests.cluster.servers import another_server
 from tests.polling import eventually
 
 PATIENT: dict[str, Any] = {
@@ -46,6 +52,17 @@ class Requests:
         return sum([await self._stage.metric(self._url, "kvgate_retries_total", reason=why) for why in whys])
 
 
+@asynccontextmanager
+async def link_to(replica: SimReplica) -> AsyncIterator[Proxy]:
+    """A link to the replica that a test can break."""
+    link = Proxy("127.0.0.1", urlsplit(replica.url).port or 0)
+    await link.start()
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
 async def held_by(stage: Stage, replica: SimReplica) -> list[str]:
     """Prompts that this replica holds. This takes long while the replica is busy, because other replicas get the
     prompts."""
@@ -68,7 +85,11 @@ async def asked(stage: Stage, url: str, replica: SimReplica, texts: list[str], *
 
 async def are(stage: Stage, states: dict[str, str]) -> bool:
     """Whether the registry has the replicas in these states."""
-    return {name: record.state for name, record in (await stage.ledger.replicas()).items()} == states
+    return await are_in(stage.ledger, states)
+
+
+async def are_in(ledger: Ledger, states: dict[str, str]) -> bool:
+    return {name: record.state for name, record in (await ledger.replicas()).items()} == states
 
 
 async def knows(stage: Stage, url: str, replicas: set[str]) -> bool:
@@ -134,11 +155,9 @@ async def test_a_replica_that_is_slow_keeps_what_waits_for_it_while_it_gets_on_w
 
 async def test_what_one_gateway_cannot_reach_others_answer_for_it_and_all_else_goes_on(stage: Stage) -> None:
     r0 = stage.replica("r0")
-    link = Proxy("127.0.0.1", urlsplit(r0.url).port or 0)
-    await link.start()
-    urls = {each.id: each.url for each in stage.cluster.replicas} | {"r0": f"http://127.0.0.1:{link.port}"}
-    listed = {"replicas": [{"id": name, "url": url} for name, url in urls.items()]}
-    try:
+    async with link_to(r0) as link:
+        urls = {each.id: each.url for each in stage.cluster.replicas} | {"r0": f"http://127.0.0.1:{link.port}"}
+        listed = {"replicas": [{"id": name, "url": url} for name, url in urls.items()]}
         async with another_gateway(stage.cluster, "patient", **PATIENT, **listed) as gateway:
             kept, *texts = await held_by(stage, r0)
             assert await answers(stage, gateway.url, kept)
@@ -150,8 +169,38 @@ async def test_what_one_gateway_cannot_reach_others_answer_for_it_and_all_else_g
             assert await answers(stage, stage.urls[0], kept)
             await link.mend()
             await eventually(lambda: answers(stage, gateway.url, kept))
-    finally:
-        await link.close()
+
+
+async def test_a_worker_that_alone_cannot_hear_a_replica_gives_its_part_away(stage: Stage, tmp_path: Path) -> None:
+    model = "kvgate/heard"
+    async with AsyncExitStack() as stack:
+        client = redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2)
+        ledger = Ledger(await stack.enter_async_context(client), pool_slug(model))
+        started = [another_server(stage.http, tmp_path, "--model", model) for _ in range(3)]
+        servers = [await stack.enter_async_context(each) for each in started]
+        link = await stack.enter_async_context(link_to(servers[0]))
+        urls = [server.url for server in servers]
+        deaf, hears = (
+            [{"id": f"r{number}", "url": url} for number, url in enumerate([first, *urls[1:]])]
+            for first in (f"http://127.0.0.1:{link.port}", urls[0])
+        )
+        worker = await stack.enter_async_context(another_gateway(stage.cluster, "deaf", replicas=deaf))
+        await eventually(lambda: has_worker(ledger, "deaf"))
+        other = await stack.enter_async_context(another_gateway(stage.cluster, "hears", replicas=hears))
+        for gateway in (worker, other):
+            await eventually(lambda url=gateway.url: knows(stage, url, {"r0", "r1", "r2"}))
+        life = (await ledger.replicas())["r0"].incarnation
+        link.answers.hold()
+        await eventually(lambda: has_worker(ledger, "hears"))
+        after = (await ledger.replicas())["r0"]
+        assert (after.incarnation, after.state) == (life, "ready")
+        assert worker.log.read_text().count("others hear it") == 1, "it does not insist"
+        servers[1].kill()
+        await eventually(lambda: are_in(ledger, {"r0": "ready", "r1": "dead", "r2": "ready"}))
+
+
+async def has_worker(ledger: Ledger, gateway: str) -> bool:
+    return (await ledger.worker()).startswith(f"{gateway}.")
 
 
 async def answers(stage: Stage, url: str, text: str) -> bool:

@@ -55,6 +55,11 @@ class Ledger:
         """The ids of the gateways that hold a lease: each is the configured id with the suffix of a life."""
         return sorted(await self._client.hkeys(self._keys.gateways))
 
+    async def worker(self) -> str:
+        """The id of the gateway that does the pool's maintenance; empty if there is none."""
+        record = await self._client.hget(self._keys.leases, "worker")
+        return (record or "").split(" ")[0]
+
     async def breakers(self) -> dict[str, str]:
         found: dict[str, str] = await self._client.hgetall(self._keys.breakers)
         return found

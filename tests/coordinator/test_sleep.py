@@ -49,8 +49,10 @@ async def test_for_gateways_that_do_not_know_sleep_it_is_drained(pool: Pool, cli
 async def test_it_was_away_and_sleeps_still(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     await change(pool, "r0", "ready", ASLEEP)
-    for state in ("dead", "ready"):
+    for state in ("dead", "ready", "dead"):
         await pool.register(replica("r0", state=state))
+    assert await state_of(client, "r0") == "dead"
+    await change(pool, "r0", "dead", "ready")
     assert await state_of(client, "r0") == ASLEEP
     await pool.register(replica("r0", "life2"))
     assert await state_of(client, "r0") == "ready"
