@@ -238,6 +238,12 @@ class Metrics:
             "kvgate_broken_streams",
             "Answers, streamed or large, that broke after their first byte. A stream then ends with an error event.",
         )
+        self.streams = self._counter(
+            "kvgate_streams",
+            "Streamed answers, by whether another replica could have gone on with them: yes, or the reason why not. "
+            "Calls of tools and reasoning in chats are seen only when a stream breaks: until then they count as yes.",
+            "resumable",
+        )
         self.resumptions = self._counter(
             "kvgate_stream_resumptions",
             "Answers that broke after their first byte, by outcome: another replica has begun the rest, by token ids "

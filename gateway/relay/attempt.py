@@ -486,8 +486,11 @@ class Attempts:
                 await self._relay.large(job, ticket, reply, answer, held)
             else:
                 self._resumptions.begin(job, tries)
-                with self._watched(job, tries, reply):
-                    await self._relay.stream(job, tries, reply, answer, held, said.plain_bytes)
+                try:
+                    with self._watched(job, tries, reply):
+                        await self._relay.stream(job, tries, reply, answer, held, said.plain_bytes)
+                finally:
+                    self._resumptions.count(job, tries)
             self._failures.ended_well(ticket)
         except StreamBroken as broken:
             self._charges.untold(job, ticket, by_time=said is None)  # unless the stream goes on elsewhere

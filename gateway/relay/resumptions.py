@@ -75,6 +75,12 @@ class Resumptions:
         if tries.seam is None and not job.not_resumed and self._settings.enabled:
             tries.sent = Sent(self._admission, self._settings.max_tokens)
 
+    def count(self, job: Job, tries: Tries) -> None:
+        """Counts a stream that is over, or broke for the first time: whether it could go on elsewhere, or why not."""
+        if tries.seam is None:
+            why_not = tries.sent.why_lost if tries.sent is not None else job.not_resumed or "off"
+            self._metrics.streams.inc(why_not if why_not in _NOT else "field" if why_not else "yes")
+
     async def next(self, job: Job, tries: Tries, reply: Reply) -> Job | None:
         """The request for the rest of a stream of `job` that broke, or broke again. None if only its end is missing.
         It comes when the stream may go on. Raises NotResumable."""

@@ -71,7 +71,9 @@ async def test_a_stream_that_breaks_goes_on_without_a_seam(stage: Stage, path: s
     body = asked(stage.new_prompt(), path)
     whole, owner = await unbroken(stage, path, body)
     await stage.fail(owner, mode, after_tokens=9)
+    before = await stage.metric(stage.urls[0], "kvgate_streams_total", resumable="yes")
     assert await broken(stage, path, body, owner) == whole
+    assert await stage.metric(stage.urls[0], "kvgate_streams_total", resumable="yes") == before + 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -153,6 +155,7 @@ async def test_a_stream_that_cannot_go_on_says_why(stage: Stage, fields: dict[st
     assert told in list(reasons(record))
     label = why if why != "some_new_field" else "field"
     assert await stage.metric(stage.urls[0], "kvgate_stream_resumptions_total", outcome="none", reason=label) >= 1
+    assert await stage.metric(stage.urls[0], "kvgate_streams_total", resumable=label) >= 1
 
 
 async def test_a_client_that_leaves_while_its_stream_moves_leaves_no_load(stage: Stage) -> None:

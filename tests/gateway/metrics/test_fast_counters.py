@@ -59,4 +59,4 @@ def test_the_counts_of_replicas_that_are_gone_leave() -> None:
     metrics.keep({"r0"})
     exposed = metrics.exposition().decode()
     assert 'kvgate_prompt_tokens_total{replica="r0"} 3.0' in exposed
-    assert "gone" not in exposed
+    assert '"gone"' not in exposed
