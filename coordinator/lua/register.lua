@@ -12,11 +12,17 @@
 --   text    capacity_tokens: 0 if unknown
 --   text    url
 --   flag    only_if_absent: write only if there is no record, or one of an earlier incarnation: a gateway that returns
---             must not undo what it missed. Incarnations can be compared if they are an engine's start time, in hex.
+--             must not undo what it missed. Incarnations can be compared: they are an engine's start time in hex, or
+--             "life-<n>" if that is unknown.
 -- Returns "same", "changed" or "new".
 
 -- include time
 -- include subsets
+
+local function start_of(name)
+  local life = string.match(name, '^life%-(%d+)$')
+  return life and tonumber(life) or tonumber(name, 16)
+end
 
 check_hashes(replicas_key, active_key, backlog_tokens_key, owned_tokens_key, breakers_key)
 local record = redis.call('HGET', replicas_key, replica)
@@ -30,7 +36,7 @@ if record and only_if_absent and not (is_lost and current == incarnation) then
   if current == nil then
     return 'same' -- it cannot be read: maintenance writes it again, as `view` has it
   end
-  local known_start, start = tonumber(current, 16), tonumber(incarnation, 16)
+  local known_start, start = start_of(current), start_of(incarnation)
   if known_start == nil or start == nil or start <= known_start then
     return 'same'
   end

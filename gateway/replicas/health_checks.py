@@ -3,9 +3,9 @@
 One gateway, the pool's worker, checks for all. While the store is down, every gateway checks for itself. A gateway
 whose requests get no answer checks that replica too (`check_silent`).
 
-Only the worker says that a replica is dead. But its own network may be what is broken. So any gateway that hears a dead
-replica says that it is ready. Then the worker that was overruled says nothing of that replica, and leaves its part to
-another gateway.
+Only the worker says that a replica is dead. But its own network may be broken. So any gateway that hears a dead replica
+twice in a row says that it is ready. A gateway that still does not hear it is overruled: it says nothing of that
+replica for a while, and leaves the worker's part to another gateway.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any
 from zlib import crc32
 
 import structlog
@@ -30,11 +32,12 @@ from coordinator.engine.light_json import parse_answer
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
 from coordinator.maintenance.held_keys import forget
+from coordinator.redis.wire import has_result
 from coordinator.registry import ASLEEP, ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.identity import IdentityFacts
-from gateway.replicas.member import Member
+from gateway.replicas.member import Member, is_same_life
 from gateway.replicas.model_states import ModelLog, model_states
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
@@ -45,7 +48,8 @@ _log = structlog.get_logger("kvgate.checks")
 INTERVAL_S = 1.0
 """Between two checks of a replica. A check costs it next to nothing."""
 FAILURES = 2
-"""Consecutive failed checks after which a replica is dead. A single one may be a lost packet."""
+"""Consecutive failed checks after which a replica is dead. A single one may be a lost packet. And consecutive good ones
+after which a gateway that is not the worker contradicts it."""
 FORGET_S = 3600.0
 """A dead replica that is neither configured nor found is forgotten then, with all it owned. A restart takes less."""
 _SEARCH_S = 0.25
@@ -54,8 +58,8 @@ _SEARCH_ROUNDS = 240
 _DISCOVER_ROUNDS, _DISCOVERED_PER_ROUND = 5, 40
 """Once in 5 rounds, a replica's models and metrics are read too, and gateways that are not the worker check it as well.
 In a fleet of more than 200 it is less often: a gateway makes 40 such checks in a round."""
-_STAND_ASIDE_S = 30.0
-"""A worker that was overruled offers itself again after this time: several times the lease on its part."""
+_STAND_ASIDE_S = 10.0
+"""A gateway that was overruled offers itself as worker again after this time: three times the lease of the worker."""
 _KEPT_STATES = ("hung", "draining", ASLEEP)
 """States that a good /health does not end."""
 _MOST_LEFT = 10_000
@@ -114,7 +118,8 @@ class HealthChecks:
         """A pool's worker registers the health of all its replicas. So this gateway is not the worker of a pool in
         which an id belongs to another engine, or in which others hear a replica that this gateway does not."""
         now_s = time.monotonic()
-        unfit = {each.pool for each in self._fleet.targets if each.identity.is_taken or each.is_overruled(now_s)}
+        unfit = {each.pool for each in self._fleet.targets if each.identity.is_taken}
+        unfit |= {each.pool for each in self._members() if each.is_overruled(now_s)}
         for name in self._store.pool_names():
             self._store.pool(name).does_maintenance = name not in unfit
 
@@ -204,7 +209,7 @@ class HealthChecks:
             if is_full:
                 await self._discover(member)
         except UpstreamError as error:
-            member.failures += 1
+            member.failures, member.heard_dead = member.failures + 1, 0
             member.is_answering, member.is_silent = False, error.reason == "timeout"
             if was_alive and member.failures < FAILURES:
                 return
@@ -212,12 +217,14 @@ class HealthChecks:
         else:
             member.failures, member.alive, member.problem = 0, True, ""
             member.is_answering, member.is_silent, member.answered_s = True, False, time.monotonic()
+            is_heard = is_full and not member.lacks_metrics and before is not None and before.state == "dead"
+            member.heard_dead = member.heard_dead + 1 if is_heard else 0
         if was_alive != member.alive:
             log = _log.info if member.alive else _log.warning
             log("replica", replica=member.id, alive=member.alive, problem=member.problem)
         await self._read_pool_once(member)
         self._note_overruled(member)
-        self._register(member, before if is_full else None)
+        self._register(member)
         if member.is_answering and self._fleet.is_ours(member):
             self._note_sleep(member, await self._ask_sleep(member, is_full))
 
@@ -290,16 +297,25 @@ class HealthChecks:
         return self._store.pool(member.pool).records.get(member.id) if member.pool else None
 
     def _note_overruled(self, member: Member) -> None:
-        """Note whether the registry has a replica ready that this gateway called dead, and still cannot hear."""
-        if member.alive:
-            member.is_called_dead, member.overruled_until_s = False, 0.0
-        elif member.is_called_dead and (known := self._record(member)) is not None and known.state != "dead":
-            member.is_called_dead, member.overruled_until_s = False, time.monotonic() + _STAND_ASIDE_S
-            _log.warning("others hear it, this gateway does not", replica=member.id, problem=member.problem)
+        """Note whether another gateway hears a replica that was called dead, and that this gateway cannot hear."""
+        known = self._record(member)
+        if member.alive or known is None or not self._store.is_connected(member.pool):
+            # A store that was away may have lost what was said.
+            member.called_dead, member.overruled_until_s = "", 0.0
+            return
+        state = self._store.pool(member.pool).state
+        shown = state.replicas.get(member.id) if state is not None else None
+        if shown is not None and shown.state == "dead":
+            member.called_dead = shown.incarnation
+        elif member.called_dead and known.state != "dead":
+            if is_same_life(member.called_dead, known.incarnation):
+                member.overruled_until_s = time.monotonic() + _STAND_ASIDE_S
+                _log.warning("others hear it, this gateway does not", replica=member.id, problem=member.problem)
+            member.called_dead = ""
 
-    def _register(self, member: Member, before: ReplicaRecord | None) -> None:
+    def _register(self, member: Member) -> None:
         """Register what the check found. Any gateway registers a new replica or a new incarnation, and that it hears a
-        replica that was dead by its record `before` the check. Only the pool's worker registers other changes."""
+        dead one. Only the pool's worker registers other changes."""
         if not member.pool or self._fleet.members.get(member.id) is not member:
             return  # its model is unknown, or it moved during the check
         pool = self._store.pool(member.pool)
@@ -329,14 +345,28 @@ class HealthChecks:
             return
         if state == "draining":  # the script knows whether it still is
             wanted = replace(wanted, state="ready")
-        is_overruled = member.is_overruled(time.monotonic())
+        self._say(member, known, wanted)
+
+    def _say(self, member: Member, known: ReplicaRecord | None, wanted: ReplicaRecord) -> None:
+        """Say in the registry what this gateway may say."""
+        pool, is_overruled = self._store.pool(member.pool), member.is_overruled(time.monotonic())
         if (pool.is_worker and not is_overruled) or not self._store.is_connected(member.pool):
-            pool.register(wanted)
-            member.is_called_dead = not member.alive and self._store.is_connected(member.pool)
-        elif known is None or known.incarnation != wanted.incarnation:
+            registered = pool.register(wanted)
+            if not member.alive:
+                registered.add_done_callback(partial(self._has_called_dead, member, wanted.incarnation))
+        elif known is None or not is_same_life(known.incarnation, wanted.incarnation):
             pool.register(wanted, only_if_absent=True)
-        elif member.alive and before is not None and before.state == known.state == "dead":
-            pool.change_state(member.id, before.incarnation, "dead", "ready")
+        elif known.state == "dead" and member.heard_dead >= FAILURES:
+            member.heard_dead = 0
+            if known.incarnation == wanted.incarnation:
+                pool.change_state(member.id, known.incarnation, "dead", "ready")
+            else:
+                pool.register(wanted, only_if_absent=True)
+
+    def _has_called_dead(self, member: Member, incarnation: str, registered: asyncio.Future[Any]) -> None:
+        """The store has this gateway's word, unless it was lost."""
+        if has_result(registered) and not member.alive:
+            member.called_dead = incarnation
 
     def _judge_identity(self, member: Member, known: ReplicaRecord | None) -> bool:
         """Update the verdict on the replica's id. Returns whether the id belongs to another engine in the registry."""

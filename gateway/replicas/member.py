@@ -36,8 +36,10 @@ class Member:
     is_silent: bool = False
     """Whether the last check failed because no answer came in time, and no connection was refused or reset. Its server
     may be alive, and busy with one request."""
-    is_called_dead: bool = False
-    """Whether this gateway has registered it as dead, and has not heard it since."""
+    heard_dead: int = 0
+    """Good checks in a row that began while the registry had it as dead."""
+    called_dead: str = ""
+    """Its incarnation that the registry had as dead since this gateway heard it last; empty if it had none."""
     overruled_until_s: float = 0.0
     """Until then another gateway's word counts: it heard this replica, and this gateway does not. 0 if it does."""
     checked_s: float = 0.0
@@ -81,3 +83,9 @@ class Member:
         if known is None or lives is None:
             return "life-1"
         return f"life-{int(lives[1]) + (self.alive and known.state == 'dead')}"
+
+
+def is_same_life(one: str, other: str) -> bool:
+    """Whether two incarnations may be the same run of an engine. Those without a start time are only counted: a replica
+    that could not be reached for a while has a new one, too."""
+    return one == other or bool(_LIVES.fullmatch(one) and _LIVES.fullmatch(other))

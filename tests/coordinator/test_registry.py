@@ -105,6 +105,11 @@ async def test_only_if_absent_never_overwrites(pool: Pool, client: redis.Redis) 
     assert (await record_of(client, "r0")).incarnation == "life1"
 
 
+async def test_lives_that_are_only_counted_are_compared_as_numbers(pool: Pool) -> None:
+    for life, outcome in (("life-9", b"new"), ("life-10", b"new"), ("life-9", b"same"), ("life-10", b"same")):
+        assert await pool.register(replica("r0", life), only_if_absent=True) == outcome
+
+
 async def test_every_life_of_a_replica_begins_later_than_the_one_before(pool: Pool, client: redis.Redis) -> None:
     begun = []
     for i in range(20):
