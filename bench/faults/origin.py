@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
+_READS = 5
+
 
 def pid_of_peer(writer: asyncio.StreamWriter, pids: Iterable[int]) -> int | None:
     """Returns the one of these processes that opened the connection. None if none of them did."""
@@ -15,12 +17,14 @@ def pid_of_peer(writer: asyncio.StreamWriter, pids: Iterable[int]) -> int | None
 
 
 def _inode_of(port: int) -> str | None:
-    """The inode of this machine's connected socket (state 01) with this local port."""
+    """The inode of this machine's connected socket (state 01) with this local port. A read of the table can miss a
+    line while other connections come and go."""
     local = f":{port:04X}"
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1].endswith(local) and fields[3] == "01":
-            return f"socket:[{fields[9]}]"
+    for _ in range(_READS):
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1].endswith(local) and fields[3] == "01":
+                return f"socket:[{fields[9]}]"
     return None
 
 
