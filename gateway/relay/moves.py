@@ -14,7 +14,7 @@ Streams move in the same way after their first byte if they can go on elsewhere 
 that froze may come back.
 
 Attempts of one replica move within a second, not all at once. They stay if a large part of the pool died at the same
-time (`PoolDeaths`), or if the replica does not answer checks in time but still works.
+time (`PoolDeaths`), or if the replica does not answer checks in time but still works, and answers no other gateway.
 
 A prompt can keep a server's event loop busy for so long that the server seems dead. It would do the same to each
 replica that it is moved to. So an attempt can be a *stall*: its replica fell silent as soon as the request came. After
@@ -55,9 +55,9 @@ _SPREAD_S = 1.0
 """The attempts of one replica move within this time."""
 _SILENT_S = 1.0
 """A replica that has sent nothing for this long, while requests wait for it, gets a health check."""
-_FAILURES, _FAILURES_BEGUN = 3, 2
+_FAILURES = 3
 """After so many failed checks in a row, a replica that is ready by the registry and makes progress is heard by others:
-a server that is busy with a prompt would be silent to all. A stream that has begun is no such prompt."""
+a server that is busy with a prompt would be silent to all, and so dead by the registry."""
 DEATH_WINDOW_S = 10.0
 _MAX_DEAD_SHARE = 1 / 3
 
@@ -257,7 +257,7 @@ class Moves:
         self._health_checks.check_silent(member)
         if member.is_silent or (record.is_serving and member.is_answering):
             self._hangs.check(member, record)
-        if reason := self._gone_reason(member, record, together=True, has_begun=True):
+        if reason := self._gone_reason(member, record, together=True):
             going = [each for each in self.waiting[replica] if each.member is member and self._move_reason(each)]
             for each in going:
                 each.is_stall = self._is_stall(each, member, record)
@@ -308,19 +308,16 @@ class Moves:
             return ""
         if waiting.has_place or (waiting.has_stalled and self._is_stall(waiting, *known)):
             return self._gone_reason(*known, together=True)
-        return self._gone_reason(*known, has_begun=waiting.has_begun) if self._can_move(waiting) else ""
+        return self._gone_reason(*known) if self._can_move(waiting) else ""
 
-    def _gone_reason(
-        self, member: Member, record: ReplicaRecord, *, together: bool = False, has_begun: bool = False
-    ) -> str:
+    def _gone_reason(self, member: Member, record: ReplicaRecord, *, together: bool = False) -> str:
         """Why attempts should leave this replica: dead, hung, unreachable or drained, as the top of this file tells.
         Empty if it serves or, unless `together`, if it died together with many others."""
         if member.id in self._emptied:
             return DRAINED
-        if member.is_silent and self._hangs.has_progressed_lately(member.id):
-            is_heard = record.is_serving and member.failures >= (_FAILURES_BEGUN if has_begun else _FAILURES)
-            if not is_heard:  # its server may be busy with one of these prompts
-                return ""
+        is_heard = (record.is_serving and member.failures >= _FAILURES) or self._hangs.answers_others(member)
+        if member.is_silent and self._hangs.has_progressed_lately(member.id) and not is_heard:
+            return ""  # its server may be busy with one of these prompts
         is_agreed = record.state == "hung" or not member.is_answering
         if not record.is_serving and is_agreed:
             return record.state if together or member.id in self._registry_deaths[member.pool].died_alone else ""

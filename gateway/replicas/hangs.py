@@ -33,6 +33,9 @@ from gateway.upstream import Upstream, UpstreamError
 _log = structlog.get_logger("kvgate.hangs")
 
 _LATELY_S = 2.0
+_HEARD_S = 3.0
+"""So long after a replica fell silent to this gateway, it knows all that the replica had sent to others by then: they
+share their counts every second, and a check reads them every second."""
 _CHECK_S = 1.0
 """A replica is checked at most this often."""
 _RETRIED_AFTER = 3
@@ -76,15 +79,24 @@ class StallTimer:
         """Whether the last call of `stalled_s` found a change."""
         self.progressed_s = -inf
         """When a check last found a change."""
+        self.answered_others_s = -inf
+        """When a check last found that another gateway has got more of the replica's answers."""
         self.checked_s = 0.0
         """When the last check began."""
         self.is_checking = False
         self._figures = figures
         self._peak_usage = 0.0
         self._last_seq = -1
+        self._last_shared: bytes | None = None
         self._progress: Hashable = None
         self._since_s: float | None = None
         self._updated_s = 0.0
+
+    def note_shared(self, shared: bytes | None, gateway: str, now_s: float) -> None:
+        """What a gateway shared last: its name, and its count. This gateway, named `gateway`, may be that one."""
+        last, self._last_shared = self._last_shared, shared
+        if last is not None and shared not in (None, last) and not shared.startswith(gateway.encode() + b" "):
+            self.answered_others_s = now_s
 
     def work_done(self, figures: Mapping[str, float], seq: int) -> Hashable:
         """The numbers that change when the engine works: the last event's number, the highest use of the cache, and its
@@ -160,6 +172,11 @@ class HangDetector:
         timer = self._timers.get(replica)
         return timer is not None and time.monotonic() - timer.progressed_s < _LATELY_S
 
+    def answers_others(self, member: Member) -> bool:
+        """Whether a replica that is silent to this gateway has sent answers to others since then."""
+        timer = self._timers.get(member.id)
+        return timer is not None and timer.answered_others_s > member.answered_s + _HEARD_S
+
     async def _check_once(self, member: Member, timer: StallTimer) -> None:
         try:
             progress = await self._progress_of(member, timer)
@@ -186,6 +203,7 @@ class HangDetector:
         told any counters: then it may just be slow. Raises StoreError."""
         pool = self._store.pool(member.pool)
         last_shared, seq, figures = await read_progress(pool, member.id)
+        timer.note_shared(last_shared, pool.gateway, time.monotonic())
         if pool.state is None or not pool.state.is_told(member.id):
             figures = await self._engine_figures(member)
         work = timer.work_done(figures, seq)

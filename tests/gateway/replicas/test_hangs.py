@@ -36,6 +36,16 @@ def test_whatever_changes_ends_it() -> None:
     assert timer.stalled_s((2, b"gw1 1", (8,)), 10, PATIENCE_S) == 2
 
 
+def test_only_what_another_gateway_got_since_the_last_look_is_an_answer_to_others() -> None:
+    timer = a_timer()
+    for at_s, shared in ((5, b"gw1 7"), (6, b"gw1 7"), (7, b"gw0 8"), (8, None)):
+        timer.note_shared(shared, "gw0", at_s)
+        assert timer.answered_others_s < 0
+    timer.note_shared(b"gw1 9", "gw0", 9)
+    timer.note_shared(b"gw1 10", "gw0", 10)
+    assert timer.answered_others_s == 10
+
+
 def test_time_in_which_nobody_looked_does_not_count_and_is_no_change() -> None:
     timer = a_timer()
     timer.stalled_s("same", 5, PATIENCE_S)
