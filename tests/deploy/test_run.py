@@ -128,6 +128,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ("redis-config", "gateway-config"):
         for file, text in config_map("sim", name).items():
             (folder / file).write_text(text)
+    settings = yaml.safe_load((folder / "gateway.yaml").read_text())
+    settings.setdefault("redis", {})["budget_ms"] = 500  # the default is too short on a busy machine
+    (folder / "gateway.yaml").write_text(yaml.safe_dump(settings))
     redis, replica, gateway = (workload("sim", name) for name in ("redis", "replica", "gateway"))
     containers = [container for each in (redis, replica, gateway) for container in each.containers]
     processes = {container["name"]: process(container, folder) for container in containers}
@@ -148,7 +151,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             {"method": "GET", "url": f"http://127.0.0.1:{replica.ports['http']}/metrics"},
             chat,
             chat,
-            {"method": "GET", "url": f"{address}{keda()['path']}"},
+            {"method": "GET", "url": f"{address}{keda()['path']}", "until": [200, f'"{keda()["value"]}":0']},
             *drained(chat, f"{address}/ready", replica),
         ],
     }
