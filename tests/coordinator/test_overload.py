@@ -181,8 +181,12 @@ async def test_placements_that_wait_are_sent_in_order(pool: Pool) -> None:
 
 
 async def test_a_window_shrinks_when_placements_are_late_and_grows_again(pool: Pool, redis_server: RedisServer) -> None:
-    with standing_still(redis_server), pytest.raises(StoreLate):
-        await pool.place(request("late", chain(1)))
+    causes: list[str] = []
+    with standing_still(redis_server):
+        while "redis" not in causes:  # a busy test may be late itself
+            with pytest.raises(StoreLate) as late:
+                await pool.place(request(f"late{len(causes)}", chain(1)))
+            causes.append(late.value.cause)
     assert pool.placer.window.limit == MOST / 2
     await drained(pool)
     pool.placer.budget_s = 5.0
