@@ -79,7 +79,7 @@ class Resumptions:
         """Counts a stream that is over, or broke for the first time: whether it could go on elsewhere, or why not."""
         if tries.seam is None:
             why_not = tries.sent.why_lost if tries.sent is not None else job.not_resumed or "off"
-            self._metrics.streams.inc(why_not if why_not in _NOT else "field" if why_not else "yes")
+            self._metrics.streams.inc(_label(why_not) if why_not else "yes")
 
     async def next(self, job: Job, tries: Tries, reply: Reply) -> Job | None:
         """The request for the rest of a stream of `job` that broke, or broke again. None if only its end is missing.
@@ -105,7 +105,7 @@ class Resumptions:
         last["how"] = how
         if why_not:
             last["why_not"] = why_not
-            self._metrics.resumptions.inc(how, reason if reason in _NOT else "field")
+            self._metrics.resumptions.inc(how, _label(reason))
             return
         self._metrics.resumptions.inc(how, last["why"] if last["why"] in _BROKE else "other")
         _log.info("a stream goes on elsewhere", request_id=reply.request_id, **last)
@@ -203,6 +203,11 @@ class Resumptions:
         if seam.lacks_usage and not (progress.prompt_ids or seam.grammar.is_chat):
             raise NotResumable("usage")
         return False
+
+
+def _label(reason: str) -> str:
+    """Of a metric: why a stream could not go on."""
+    return reason if reason in _NOT else "field"
 
 
 def _as_chat(seam: Seam, document: dict[str, Any]) -> dict[str, Any]:

@@ -34,8 +34,8 @@ _log = structlog.get_logger("kvgate.hangs")
 
 _LATELY_S = 2.0
 _HEARD_S = 3.0
-"""So long after a replica fell silent to this gateway, it knows all that the replica had sent to others by then: they
-share their counts every second, and a check reads them every second."""
+"""A gateway knows within this time what a replica has sent to others. They share their counts every second, and a check
+reads the counts every second."""
 _CHECK_S = 1.0
 """A replica is checked at most this often."""
 _RETRIED_AFTER = 3

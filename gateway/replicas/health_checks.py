@@ -48,8 +48,8 @@ _log = structlog.get_logger("kvgate.checks")
 INTERVAL_S = 1.0
 """Between two checks of a replica. A check costs it next to nothing."""
 FAILURES = 2
-"""Consecutive failed checks after which a replica is dead. A single one may be a lost packet. And consecutive good ones
-after which a gateway that is not the worker contradicts it."""
+"""Consecutive failed checks after which a replica is dead. A single one may be a lost packet. After as many good ones,
+a gateway that is not the worker contradicts it."""
 FORGET_S = 3600.0
 """A dead replica that is neither configured nor found is forgotten then, with all it owned. A restart takes less."""
 _SEARCH_S = 0.25

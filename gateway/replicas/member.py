@@ -41,7 +41,7 @@ class Member:
     called_dead: str = ""
     """Its incarnation that the registry had as dead since this gateway heard it last; empty if it had none."""
     overruled_until_s: float = 0.0
-    """Until then another gateway's word counts: it heard this replica, and this gateway does not. 0 if it does."""
+    """Until then the word of another gateway counts: that one hears the replica, and this gateway does not."""
     checked_s: float = 0.0
     answered_s: float = field(default_factory=time.monotonic)
     """When it last answered, or when this gateway first learned of it."""
