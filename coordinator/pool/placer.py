@@ -316,7 +316,7 @@ class Placer:
 
     def forget_call(self, reservation: str) -> None:
         """A place was answered, was not sent, or will not be answered any more: its place in the window is free."""
-        request = self._unanswered.pop(reservation, None)
+        request = self._reservations.answered(reservation)
         if request is not None:
             self.window.give_back()
             if request.covered_ms and request.bill is not None:

@@ -123,13 +123,16 @@ class Reservations:
             one.budget = one.budget._replace(requests=0)
 
     def undo(self, reservation: str) -> None:
-        """Nobody wants what the store has reserved. If the request was adopted and counted since, that has replaced
-        it."""
-        if reservation in self.settlements.to_adopt:
-            self.settlements.soon("done", reservation, NOTHING)
-        elif not self.settlements.is_adopted(reservation):
+        """Nobody wants what the store has reserved. If the request was adopted since, that stays."""
+        if reservation not in self.settlements.to_adopt:
             self._drop(reservation)
-            self.settlements.soon("done", reservation, NOTHING)
+        self.settlements.soon("done", reservation, NOTHING)
+
+    def answered(self, reservation: str) -> PlaceRequest | None:
+        """The placement under this name, if it was on its way, is so no more: what waited for that is told."""
+        if reservation in self.settlements.to_adopt or self._unpoured.waits_for(reservation):
+            self._count_soon()
+        return self.unanswered.pop(reservation, None)
 
     def forget(self, reservation: str) -> None:
         """The store reserves for a request that this gateway does not know."""
@@ -151,7 +154,7 @@ class Reservations:
     def adopt(self, reservation: Reservation) -> None:
         """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
         before, the store only hears what it took of limits. While an account may have too much elsewhere, that is told
-        soon."""
+        soon. Of one whose placement is on its way nothing is told before the reply: it says whether it was counted."""
         reservation.placed_ms = reservation.placed_ms or self._link.clock.time_ms(time.monotonic())
         self.keep(reservation)
         self.settlements.to_adopt.add(reservation.id)
@@ -170,9 +173,8 @@ class Reservations:
             self._counting = None
         if self._link.wire is None:
             return
-        adopted = [self.live[one] for one in self.settlements.to_adopt if one in self.live]
         self.settlements.send_of_adopted()  # first: one of them may undo a late placement of an adopted request
-        self.settlements.all_counted()
+        adopted = [self.live[one] for one in self.settlements.counted(self.unanswered) if one in self.live]
         self._tell_adopted(adopted)
         leased = [one for one in adopted if one.bill is not None]
         pieces = self.spent.take_slices(all_changed=is_beat)
@@ -182,7 +184,7 @@ class Reservations:
 
     def _tell_adopted(self, adopted: list[Reservation]) -> None:
         """Tell the store of requests that it has not placed: those in flight, and what others took of limits."""
-        spent = self._unpoured.take()
+        spent = self._unpoured.take(self.unanswered)
         if not adopted and not spent:
             return
         self._link.epoch += 1
@@ -217,9 +219,10 @@ class Reservations:
     def all_stated(self) -> list[Stated]:
         """All that is live, to be stated again. Sends before what must be known before that."""
         self.settlements.send()  # before its reservation is stated: the settlement may be that of a late placement
-        self.settlements.all_counted()
+        self.settlements.counted(self.unanswered)
         self._tell_adopted([])  # before reservations that are over, and so not stated, are dropped
-        return [_stated(one) for one in self.live.values()]
+        to_adopt = self.settlements.to_adopt
+        return [_stated(one) for one in self.live.values() if one.id not in to_adopt]
 
 
 def _stated(one: Reservation) -> Stated:

@@ -11,6 +11,7 @@ before is not sent. What happens later goes with a heartbeat: the store was slow
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 
 from coordinator.placement import Used
 from coordinator.pool.link import Link
@@ -93,15 +94,14 @@ class Settlements:
         self._of_adopted.clear()
         self.send()
 
-    def all_counted(self) -> None:
-        """All adopted requests are being counted, in their present state."""
+    def counted(self, unanswered: Container[str]) -> set[str]:
+        """The adopted requests that are being counted now, in their present state: all whose placement is not under
+        way."""
         self._of_adopted.clear()
-        self._adopted |= self.to_adopt
-        self.to_adopt.clear()
-
-    def is_adopted(self, reservation: str) -> bool:
-        """Whether a heartbeat or a reassertion has counted this request, which was placed without the store."""
-        return reservation in self._adopted
+        counted = {one for one in self.to_adopt if one not in unanswered}
+        self._adopted |= counted
+        self.to_adopt -= counted
+        return counted
 
     def forget(self, reservation: str) -> None:
         """The request is over, and settled."""

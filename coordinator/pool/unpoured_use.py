@@ -8,6 +8,7 @@ for each account, as buckets that leak: what was used long ago, while the store 
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 
 from coordinator.accounts import AccountLimits, Budget
 from coordinator.placement import Used
@@ -54,10 +55,20 @@ class UnpouredUse:
         if (budget := self._of_requests.get(reservation)) is not None:
             self._of_requests[reservation] = budget._replace(requests=0)
 
-    def take(self) -> list[str]:
-        """Everything, as `reassert` takes it."""
+    def waits_for(self, reservation: str) -> bool:
+        """Whether `take` tells of this request when its placement is answered."""
+        return reservation in self._of_requests
+
+    def take(self, unanswered: Container[str]) -> list[str]:
+        """Everything, as `reassert` takes it, but for requests whose placement is under way."""
         now_ms = time.monotonic() * 1000
-        told = [f"{reservation} {budget.text}" for reservation, budget in self._of_requests.items()]
+        of_requests, self._of_requests = self._of_requests, {}
+        told = []
+        for reservation, budget in of_requests.items():
+            if reservation in unanswered:
+                self._of_requests[reservation] = budget
+            else:
+                told.append(f"{reservation} {budget.text}")
         for (account, kind, per_min), at_ms in self._empty_at_ms.items():
             amount = max(0.0, at_ms - now_ms) * per_min / _MINUTE_MS
             if kind == "tokens":
@@ -65,6 +76,5 @@ class UnpouredUse:
             else:
                 budget = Budget((AccountLimits(account, requests_per_min=per_min),), 0, amount)
             told.append(f"- {budget.text}")
-        self._of_requests.clear()
         self._empty_at_ms.clear()
         return told

@@ -156,6 +156,9 @@ async def test_a_request_that_fell_back_keeps_its_reservation_when_its_late_plac
         pool.adopt(Reservation("a", "r1", "life1", 200, chain(1, 2)[-1]))
         pool.reservations.count_adopted()
     await drained(pool)
+    assert await left_behind(client) == {}, "nothing is told before the late reply"
+    pool.reservations.count_adopted()
+    await drained(pool)
     assert await numbers(client, KEYS.active) == {"r1": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r1": 200}
     assert await dump(client, "*:own:*", "*:held:*") == {}

@@ -79,8 +79,9 @@ async def test_unreadable_counts_stop_no_placement(
     assert found == {"v1": 8, "v2": 8}
 
 
+@pytest.mark.parametrize("told", ["before the late reply", "after it", "as over"])
 async def test_a_request_counts_once_although_its_gateway_took_another_way_than_the_late_choice(
-    pool: Pool, other: Pool, redis_server: RedisServer, client: redis.Redis
+    pool: Pool, other: Pool, redis_server: RedisServer, client: redis.Redis, told: str
 ) -> None:
     await register(pool, 2)
     await choose_way([way(pool, 1, "warm up", "r0"), way(other, 2, "warm up", "r0")], SPLIT._replace(model="warm-up"))
@@ -95,6 +96,10 @@ async def test_a_request_counts_once_although_its_gateway_took_another_way_than_
         pool.placer.budget_s = 5.0
         asked = ways[1].request
         other.adopt(Reservation(asked.reservation, "r0", "life1", 100, "-", asked.budget(100, requests=1)))
+        if told == "as over":
+            other.done(asked.reservation)
+        if told != "after it":
+            other.reservations.count_adopted()
     await drained(pool)
     other.reservations.count_adopted()
     await drained(other)
