@@ -39,11 +39,16 @@ class StoreRefused(StoreError):
         return "OOM" in str(self)
 
 
-class NoRoom(Exception):
+class Refused(Exception):
+    """A request is not placed, and why."""
+
+
+class NoRoom(Refused):
     """No replica has room for a request, and it may not wait, or has waited for too long.
 
     `reason` is `full` (too many wait), `full_tenant` (too many of this tenant do), `unreachable` (it would wait longer
-    than it can) or `waited` (it has). `expected_s` is how long another try most likely waits; 0 if nothing tells.
+    than it can) or `waited` (it has); of a second attempt `no_replica`, `no_room`, `later` or `withheld`. `expected_s`
+    is how long another try most likely waits; 0 if nothing tells.
     """
 
     def __init__(self, reason: str, expected_s: float) -> None:
@@ -51,7 +56,7 @@ class NoRoom(Exception):
         self.reason, self.expected_s = reason, expected_s
 
 
-class OverLimit(Exception):
+class OverLimit(Refused):
     """An account has used up its `requests` or `tokens` of a minute; `limit` says which, and `at` which one of the
     request's accounts. In `wait_s` it has some again. `left` is what is left of each account."""
 
@@ -60,7 +65,7 @@ class OverLimit(Exception):
         self.limit, self.wait_s, self.left, self.at = limit, wait_s, left, at
 
 
-class OverBudget(Exception):
+class OverBudget(Refused):
     """A request may cost more than is left of a budget. `of` has its budgets, what is spent of them, and the most that
     the request can take. `is_local`: of this gateway's part, while the store is away."""
 

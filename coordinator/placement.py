@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from coordinator.accounts import Budget, Left, Limits, account_of_tenant
+from coordinator.errors import NoRoom, OverBudget, OverLimit, Refused
 from coordinator.keys import PoolKeys
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.registry import SESSION, TOLD, ReplicaRecord
@@ -86,31 +87,6 @@ class Used(NamedTuple):
 
 
 NOTHING = Used(0, 0)
-
-
-class Refusal(NamedTuple):
-    """A request may not even wait. `reason` is full, full_tenant or unreachable; of a second attempt it is no_replica,
-    no_room, later or withheld."""
-
-    reason: str
-    expected_ms: int
-
-
-class Exhausted(NamedTuple):
-    """An account has used up a limit (`requests` or `tokens`): see OverLimit."""
-
-    limit: str
-    wait_ms: int
-    left: tuple[Left, ...]
-    at: int
-    """Which of the request's accounts it is."""
-
-
-class OverBudgets(NamedTuple):
-    """What is spent of a request's budgets leaves too little for it: see OverBudget."""
-
-    spent: tuple[Spent, ...]
-    uncached_tokens: int
 
 
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
@@ -392,16 +368,21 @@ class Reservation:
 _REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable", b"no_replica", b"no_room", b"later", b"withheld"})
 
 
-def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | OverBudgets | str:
-    """The answer of `place`; a status is `stale`, `undeclared`, `none`, `late` or `lost`."""
+Answer = Placement | Seat | Refused
+"""What the store says of a request: where it goes, that it waits, or that it is refused."""
+
+
+def parse_placement(reply: Any, bill: Bill | None = None) -> Answer | str:
+    """The answer of `place` to a request with this bill; a status is `stale`, `undeclared`, `none`, `late` or
+    `lost`."""
     if reply[0] == b"wait":
         return Seat(reply[1], reply[2], str(reply[3], "utf-8", "replace"))
     if reply[0] in _REFUSALS:
-        return Refusal(reply[0].decode(), reply[2])
+        return NoRoom(reply[0].decode(), reply[2] / 1000)
     if reply[0] == b"over_limit":
-        return Exhausted(reply[3].decode(), reply[2], _left(reply[4]), reply[5] - 1)
-    if reply[0] == b"over_budget":
-        return OverBudgets(_spent(reply[2]), reply[3])
+        return OverLimit(reply[3].decode(), reply[2] / 1000, _left(reply[4]), reply[5] - 1)
+    if reply[0] == b"over_budget" and bill is not None:
+        return OverBudget(bill.beside(_spent(reply[2]), reply[3]))
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     # Unpacked, and given by position: a third of the time that 21 names take.

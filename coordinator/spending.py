@@ -5,6 +5,7 @@ Money is counted in nanos, billionths of the currency, as whole numbers: sums of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -121,6 +122,11 @@ class Bill:
             price.cost_nanos(*prompt, 0, self.images),
             price.cost_nanos(0, 0, self._fastest),
         )
+
+    def beside(self, spent: Sequence[Spent], uncached_tokens: int) -> list[tuple[AccountBudget, Spent, int]]:
+        """Each budget, what is spent of it, and the most that the request takes of it on such a replica."""
+        most = (self.most(budget, uncached_tokens).amount for budget in self.budgets)
+        return list(zip(self.budgets, spent, most, strict=True))
 
     def lease(self, placed_ms: int, uncached_tokens: int) -> str:
         """What it holds, as `spend` takes it."""

@@ -12,28 +12,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from coordinator.errors import NoRoom, OverBudget, OverLimit, StoreDown, StoreLate, StoreRefused
-from coordinator.placement import (
-    NOTHING,
-    Exhausted,
-    OverBudgets,
-    Placement,
-    PlaceRequest,
-    Refusal,
-    Reservation,
-    Seat,
-    parse_placement,
-)
+from coordinator.errors import OverBudget, Refused, StoreDown, StoreLate, StoreRefused
+from coordinator.placement import NOTHING, Answer, Placement, PlaceRequest, Reservation, Seat, parse_placement
 from coordinator.pool.claims import Claims
 from coordinator.pool.link import Link
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.replicas import Replicas
 from coordinator.pool.reservations import Reservations
-from coordinator.pool.seats import AGAIN, GONE, Connect, Seats
+from coordinator.pool.seats import GONE, LOST, Connect, Seats
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.time_limit import IN_ALL, LoopLag
 from coordinator.redis.wire import Wire, has_result
 from coordinator.scripts import Script
+from coordinator.spending import Bill
 from coordinator.subset import Subset
 
 _WAITING_SHARE = 0.25
@@ -47,7 +38,6 @@ _AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
 _PATIENT_S = 1.0
 """How long a request that has waited for room may wait to be sent. Many are placed again together."""
 
-Answer = Placement | Seat | Refusal | Exhausted | OverBudgets
 Placed = Placement | Reservation | Literal["again"] | None
 
 
@@ -108,47 +98,50 @@ class Placer:
         for reservation in list(self._unanswered):
             self.forget_call(reservation)
 
-    async def place(self, request: PlaceRequest) -> Placed:
+    async def place(self, request: PlaceRequest, answer: Answer | str | None = "ask") -> Placed:
         """Choose a replica and reserve; None if no replica of this pool is left; `again` if the request is to be placed
-        under another reservation, because its limits have changed while it waited.
+        under another reservation, because its limits have changed while it waited. A Reservation says that this gateway
+        has placed it without the store, while it waited. `answer`: what the store has answered already: see routed.py.
 
-        Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
-        undone as soon as the late reply says what it was. Redis has the budget, and more time if this process itself
-        was late lately; the call takes IN_ALL budgets at most. If no replica has room, the request waits for a grant,
-        and makes no second call; a Reservation says that this gateway has placed it without the store. Raises NoRoom
-        if it may not wait, or has waited too long, and OverLimit if an account has used up a limit.
+        Raises Refused: no room and it may not wait, or has waited too long; a limit or a budget is used up. Raises
+        StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is undone
+        as soon as the late reply says what it was. Redis has the budget, and more time if this process itself was late
+        lately; the call takes IN_ALL budgets at most. If no replica has room, the request waits for a grant, and makes
+        no second call.
         """
-        began_s = time.monotonic() - request.waited_s
+        asked_s = time.monotonic()
+        began_s, until_s = asked_s - request.waited_s, asked_s + IN_ALL * self.budget_s
+        again_s, lacked = _AGAIN_S, ""
         if not self.seats.can_wait:
             request.must_not_wait()
-        return await self.go_on(request, await self._place(request), began_s)
-
-    async def go_on(self, request: PlaceRequest, placement: Answer | None, began_s: float) -> Placed:
-        """What `place` does with the store's answer to a request that came at this time."""
-        again_s = _AGAIN_S
         while True:
-            if isinstance(placement, Exhausted):
-                raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left, placement.at)
-            if isinstance(placement, OverBudgets):
-                assert request.bill is not None
-                self._reservations.spent.told(request.bill, placement.spent)
-                if request.waited_s:  # its seat had reserved of its limits
-                    self._settlements.soon("done", request.reservation, NOTHING)
-                raise over_budget(request, placement)
-            if isinstance(placement, Refusal):
-                raise NoRoom(placement.reason, placement.expected_ms / 1000)
-            if not isinstance(placement, Seat):
-                return placement
-            granted = await self._granted(request, placement, began_s)
+            if isinstance(answer, str):
+                answer = await self._ask(request, asked_s, until_s, is_last=bool(lacked))
+            if isinstance(answer, str):
+                lacked = answer
+                asked_s = time.monotonic() if lacked == "late" else asked_s
+                continue
+            if not isinstance(answer, Seat):
+                return self._placed(request, answer)
+            granted = await self._granted(request, answer, began_s)
             if not isinstance(granted, str):
                 return granted
-            if granted == GONE:
-                return None
-            if granted == AGAIN:
-                return "again"
+            if granted != LOST:
+                return None if granted == GONE else "again"
             again_s = min(2 * again_s, _LONGEST_AGAIN_S)
             await asyncio.sleep(again_s)
-            placement = await self._place(request)
+            answer, lacked = "ask", ""
+
+    def _placed(self, request: PlaceRequest, answer: Placement | Refused | None) -> Placement | None:
+        """Raises Refused."""
+        if isinstance(answer, OverBudget):
+            assert request.bill is not None
+            self._reservations.spent.told(request.bill, [spent for _, spent, _ in answer.of])
+            if request.waited_s:  # its seat had reserved of its limits
+                self._settlements.soon("done", request.reservation, NOTHING)
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
 
     async def _granted(self, request: PlaceRequest, seat: Seat, began_s: float) -> Placement | Reservation | str:
         """Waits for room. A status if the request has to be placed again."""
@@ -160,53 +153,57 @@ class Placer:
         finally:
             request.has_waited(time.monotonic() - began_s)
 
-    async def _place(self, request: PlaceRequest) -> Answer | None:
-        """The answer of the store."""
-        began_s = time.monotonic()
-        until_s = began_s + IN_ALL * self.budget_s
-        for last_try in (False, True):
-            if request.waited_s:
-                wire = await self.enter(_PATIENT_S, time.monotonic() + _PATIENT_S)
-                began_s = time.monotonic()
-                until_s = began_s + IN_ALL * self.budget_s
-            else:
-                wire = await self.enter(None, until_s)
-            if not self.declare(request):
-                self.window.give_back()
-                self._reservations.done(request.release)
-                return None
-            epoch = self.link.epoch
-            self.placing.add(request.reservation)
-            try:
-                placement = await self._ask(wire, request, began_s, until_s)
-                if isinstance(placement, Placement):
-                    self.accept(request, placement)
-                    return placement
-                if isinstance(placement, Seat | Refusal | Exhausted | OverBudgets):
-                    self._reservations.released(request, is_over=not isinstance(placement, Seat))
-                    return placement
-            finally:
-                self.placing.discard(request.reservation)
-            if placement == "none":
-                self._reservations.released(request, is_over=True)
-                if last_try or not any(map(request.admits, self._replicas.records.values())):
-                    return None  # else the store has lost replicas that this gateway knows: state them again
-            elif placement == "undeclared":
-                self.make_known(request, placement)
-            elif placement == "late":
-                began_s = time.monotonic()
-            if placement in ("none", "stale") and epoch == self.link.epoch and not last_try:
-                self._reassert()
-        if placement == "late":
+    async def _ask(
+        self, request: PlaceRequest, began_s: float, until_s: float, *, is_last: bool
+    ) -> Answer | str | None:
+        """Asks the store once. If it does not place the request because it lacks something, it is told that; then the
+        status is returned, or a StoreError raised if this was the last try. None if no replica is left. A reply that
+        comes after its caller has given up is undone."""
+        if request.waited_s:
+            wire = await self.enter(_PATIENT_S, time.monotonic() + _PATIENT_S)
+            began_s = time.monotonic()
+            until_s = began_s + IN_ALL * self.budget_s
+        else:
+            wire = await self.enter(None, until_s)
+        if not self.declare(request):
+            self.window.give_back()
+            self._reservations.done(request.release)
+            return None
+        epoch, undo, forget = self.link.epoch, *self._ends(request)
+        self.placing.add(request.reservation)
+        try:
+            timing, reply = self._send(wire, request, began_s, until_s)
+            answer = self.heard(wire, timing, await self.reply(reply, undo, forget), request.bill)
+            if isinstance(answer, Placement):
+                self.accept(request, answer)
+        finally:
+            self.placing.discard(request.reservation)
+        if isinstance(answer, str):
+            return self._lacks(request, answer, epoch, is_last=is_last)
+        if not isinstance(answer, Placement):
+            self._reservations.released(request, is_over=isinstance(answer, Refused))
+        return answer
+
+    def _lacks(self, request: PlaceRequest, status: str, epoch: int, *, is_last: bool) -> str | None:
+        """The store has not placed a request that it was asked in this epoch: see `_ask`."""
+        if status == "none":
+            self._reservations.released(request, is_over=True)
+            if is_last or not any(map(request.admits, self._replicas.records.values())):
+                return None  # else the store has lost replicas that this gateway knows: state them again
+        if is_last and status == "late":
             raise StoreLate("placements were sent too late", "gateway")
-        raise StoreDown(f"the store does not take this placement: {placement}")
+        if is_last:
+            raise StoreDown(f"the store does not take this placement: {status}")
+        if status == "undeclared" or (status in ("none", "stale") and epoch == self.link.epoch):
+            self.make_known(request, status)
+        return status
 
     def make_known(self, request: PlaceRequest, status: str) -> None:
         """The store did not place a request, because it does not know this: it is told."""
         if status == "undeclared":
             assert request.serving is not None
             self.subsets.declare(request.serving)
-        elif status == "stale":
+        elif status in ("none", "stale"):
             self._reassert()
 
     async def enter(self, limit_s: float | None, until_s: float) -> Wire:
@@ -233,21 +230,23 @@ class Placer:
             self.subsets.use(request.prefill.serving)
         return bool(serving)
 
-    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float) -> Answer | str:
-        """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
-        undone."""
-        link = self.link
+    def _ends(self, request: PlaceRequest) -> tuple[Callable[[Any], None], Callable[[], None]]:
+        """What is to be done if its reply comes too late, and if it does not come any more."""
+        return partial(self.undo_late, request), partial(self.forget_call, request.reservation)
+
+    def _send(
+        self, wire: Wire, request: PlaceRequest, began_s: float, until_s: float
+    ) -> tuple[Timing, asyncio.Future[Any]]:
+        """Sends one placement, which has a place in the window."""
         self.sends(request)
-        undo, forget = partial(self.undo_late, request), partial(self.forget_call, request.reservation)
+        undo, forget = self._ends(request)
         try:
             timing = self.timing(wire, began_s, until_s)
-            deadline_ms = link.clock.time_ms(timing.begin_by_s)
-            script, operands = self._call(wire, request, deadline_ms)
-            reply = wire.run(script, operands, timing.left_s, undo, until_s)
+            script, operands = self._call(wire, request, self.link.clock.time_ms(timing.begin_by_s))
+            return timing, wire.run(script, operands, timing.left_s, undo, until_s)
         except BaseException:
             forget()  # it was not sent
             raise
-        return self.heard(wire, timing, await self.reply(reply, undo, forget))
 
     def _call(self, wire: Wire, request: PlaceRequest, deadline_ms: int) -> tuple[Script, tuple[Any, ...]]:
         """The script that places the request, and what it takes."""
@@ -269,10 +268,10 @@ class Placer:
         end_s = min(sent_s + left_s + min(wire.write_lag_s, budget_s), until_s)
         return Timing(sent_s, budget_s, left_s, end_s - self.budget_s * _REPLY_SHARE)
 
-    def heard(self, wire: Wire, timing: Timing, answer: Any) -> Answer | str:
-        """What `place` has answered. Raises StoreLate if Redis began with it too late."""
+    def heard(self, wire: Wire, timing: Timing, answer: Any, bill: Bill | None) -> Answer | str:
+        """What `place` has answered to a request with this bill. Raises StoreLate if Redis began with it too late."""
         clock, sent_s, budget_s = self.link.clock, timing.sent_s, timing.budget_s
-        placement = parse_placement(answer)
+        placement = parse_placement(answer, bill)
         if isinstance(placement, Seat) and placement.room:
             self._settlements.room(placement.room)
         elif isinstance(placement, Placement):
@@ -396,10 +395,3 @@ class Placer:
                 break
             self.subsets.forget()
         return bytes(reply[1]) if reply[0] == b"ok" else None
-
-
-def over_budget(request: PlaceRequest, answer: OverBudgets) -> OverBudget:
-    """The refusal of a request of which a budget has too little left."""
-    assert request.bill is not None
-    most = [request.bill.most(budget, answer.uncached_tokens).amount for budget in request.bill.budgets]
-    return OverBudget(list(zip(request.bill.budgets, answer.spent, most, strict=True)))

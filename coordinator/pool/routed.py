@@ -14,8 +14,8 @@ import orjson
 
 from coordinator.errors import StoreDown
 from coordinator.keys import shares_key, stays_key
-from coordinator.placement import Placement, PlaceRequest
-from coordinator.pool.placer import Answer, Placer
+from coordinator.placement import Answer, Placement, PlaceRequest
+from coordinator.pool.placer import Placer
 from coordinator.redis.time_limit import IN_ALL
 from coordinator.redis.wire import Wire
 from coordinator.scripts import signature
@@ -51,7 +51,7 @@ class Split(NamedTuple):
 
 
 async def choose_way(ways: Sequence[Way], split: Split) -> tuple[Way, Answer | None]:
-    """Which of these ways a request goes, and the store's answer there, for Placer.go_on; None: no replica is left.
+    """Which of these ways a request goes, and the store's answer there, for Placer.place; None: no replica is left.
     Raises StoreError as Placer.place does. The first way costs the store least."""
     began_s = time.monotonic()
     for way in ways:
@@ -106,7 +106,7 @@ async def _ask(
         raise
     *answer, at = await lead.reply(reply, undo, forget)
     chosen = ways[at - 1]
-    return chosen, chosen.placer.heard(wire, timing, answer)
+    return chosen, chosen.placer.heard(wire, timing, answer, chosen.request.bill)
 
 
 def operands_of(ways: Sequence[Way], split: Split, now_ms: int, deadline_ms: int) -> dict[str, Any]:

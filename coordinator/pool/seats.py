@@ -43,9 +43,8 @@ RESTATED_S = 1.0
 it would take replicas for idle that are not."""
 _AT_ONCE = 32
 """How many seats move to another queue in one step: some 2 ms of Redis' time."""
-_LOST = "lost"
-GONE, AGAIN = "gone", "again"
-"""The pool has no replica for the request any more; its tenant's limits have changed."""
+LOST, GONE, AGAIN = "lost", "gone", "again"
+"""The store has lost the seat; the pool has no replica for the request any more; its tenant's limits have changed."""
 
 
 class _Waiting:
@@ -241,7 +240,7 @@ class Seats:
     def _place_again(self, lost: list[str]) -> None:
         for name in lost:
             if name in self._waiting:
-                self._answer(name, _LOST)
+                self._answer(name, LOST)
 
     def check(self) -> None:
         """At a heartbeat: find out whether the store still has all seats."""
@@ -351,8 +350,8 @@ def _read(granted: bytes) -> tuple[str, Placement | str]:
         name, _waited_ms, reply = orjson.loads(granted)
         placement = parse_placement(_encoded(reply))
     except (ValueError, TypeError, LookupError, AttributeError):
-        return "", _LOST
-    return str(name), placement if isinstance(placement, Placement) else _LOST
+        return "", LOST
+    return str(name), placement if isinstance(placement, Placement) else LOST
 
 
 def _encoded(reply: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,7 +134,7 @@ class SpentSums:
 
     # -- what is known -----------------------------------------------------------------------------------------
 
-    def told(self, bill: Bill, spent: tuple[Spent, ...]) -> None:
+    def told(self, bill: Bill, spent: Sequence[Spent]) -> None:
         """The answer to a placement has told what is spent; it does not count as in flight yet."""
         for budget, each in zip(bill.budgets, spent, strict=True):
             one = self._sum(budget)

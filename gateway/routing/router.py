@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from coordinator.errors import NoRoom, OverBudget, OverLimit, StoreError, StoreLate
+from coordinator.errors import NoRoom, OverBudget, OverLimit, Refused, StoreError, StoreLate
 from coordinator.placement import NOTHING, Placement, PlaceRequest, Reservation
 from coordinator.pool.pool import Pool
 from coordinator.pool.seats import AGAIN
@@ -104,7 +104,7 @@ class Router:
             request.has_counted()  # by another pool
         try:
             ticket = await self._placed(job, pool, request, last, first) if request.serving else None
-        except (NoRoom, OverLimit, OverBudget) as refusal:
+        except Refused as refusal:
             raise self._refused(job, request, refusal) from None
         if ticket is None and job.served.unshared:
             ticket = self._place_unshared(job, pool, request)
@@ -148,11 +148,11 @@ class Router:
             if first is None or first.answer == "away":
                 placement = await pool.place(request)
             else:
-                placement = await pool.placer.go_on(request, first.answer, time.monotonic() - request.waited_s)
+                placement = await pool.place(request, first.answer)
         except StoreError as error:
             self._note_failure(pool.name, error)
             return "away"
-        except (NoRoom, OverLimit, OverBudget) as refusal:
+        except Refused as refusal:
             self._store.note(pool.name, None)
             if isinstance(refusal, OverLimit):
                 self._local.told(request, refusal.left)
@@ -294,7 +294,7 @@ class Router:
                 self._store.pool(job.served.pool).seats.send_away(reservation)
                 self._local.send_away(reservation)
 
-    def _refused(self, job: Job, request: PlaceRequest, refusal: NoRoom | OverLimit | OverBudget) -> ApiError:
+    def _refused(self, job: Job, request: PlaceRequest, refusal: Refused) -> ApiError:
         if isinstance(refusal, NoRoom):
             self._metrics.queue_refusals.inc(refusal.reason)
             job.noted_wait(request.waited_s)  # another model may answer it, and it has paid for a request
@@ -304,8 +304,9 @@ class Router:
             error = budget_refused(refusal, now_s, self._settings.billing.currency)
             self._metrics.queue_refusals.inc(error.code)
             return error
-        self._metrics.queue_refusals.inc(refusal.limit)
+        assert isinstance(refusal, OverLimit)
         assert request.limits is not None
+        self._metrics.queue_refusals.inc(refusal.limit)
         return rate_limited(refusal, request.limits)
 
     def store_is_up(self) -> None:

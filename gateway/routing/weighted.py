@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple
 
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
-from coordinator.placement import PlaceRequest
-from coordinator.pool.placer import Answer
+from coordinator.placement import Answer, PlaceRequest
 from coordinator.pool.pool import Pool
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.store import Store

@@ -163,7 +163,7 @@ async def test_a_full_backend_refuses_its_own_share_and_no_more(pool: Pool, clie
         ways[1].request.room_share = 1.0  # the other one's requests never wait
         chosen, answer = await choose_way(ways, SPLIT)
         found[chosen.backend, type(answer).__name__] += 1
-    assert found == {("v1", "Placement"): 90, ("v2", "Placement"): 1, ("v2", "Seat"): 1, ("v2", "Refusal"): 8}
+    assert found == {("v1", "Placement"): 90, ("v2", "Placement"): 1, ("v2", "Seat"): 1, ("v2", "NoRoom"): 8}
     await client.delete(KEYS.waiting)
 
 
