@@ -6,8 +6,9 @@ Redis' error messages are those of the file, up to the first include. `-- includ
 each once, and `-- include FOLDER/NAME` pulls in lua/FOLDER/NAME.lua. A setting in angle brackets stands for its value:
 `-- include policies/<policy>`. `-- include place(SETTINGS, KEYS, ARGV)` makes a Lua function of a whole script, which
 reads its settings from a table. `-- include whole place` pulls in a whole script as it is. Functions that a script
-never calls are left out. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination continues
-when chunks have filled the memory; Redis 6.2 does not know that line.
+never calls are left out, and numbers stand in the place of their names (`local MOST_PATIENT = 8`): a function of Redis'
+Lua has 200 locals at most, and `place` had come near. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so
+that coordination continues when chunks have filled the memory; Redis 6.2 does not know that line.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def source(name: str, knobs: PolicyKnobs | None = None) -> str:
     """The text of a script with its locals and includes, without a shebang. `knobs` are the settings of `place`."""
     settings = _settings(knobs)
     header, _, body = _file(name).partition("\n\n")
-    text = _without_unused(_with_includes(f"{header}\n{local_line(name, knobs)}\n{body}", settings, set()))
+    text = _lean(_with_includes(f"{header}\n{local_line(name, knobs)}\n{body}", settings, set()))
     text = _AS_FUNCTION.sub(lambda include: as_function(include[1]), text)
     return _WHOLE.sub(lambda include: source(include[1], knobs), text)
 
@@ -82,7 +83,24 @@ def source(name: str, knobs: PolicyKnobs | None = None) -> str:
 _WHOLE = re.compile(r"^-- include whole (\w+)$", re.MULTILINE)
 _AS_FUNCTION = re.compile(r"^-- include (\w+)\(.*\)$", re.MULTILINE)
 _FUNCTION = re.compile(r"(?:^--.*\n)*^local function (\w+)\(.*\n(?:.*\n)*?end\n\n?", re.MULTILINE)
-_WORD, _COMMENT = re.compile(r"\w+"), re.compile(r"--.*")
+_CONSTANTS = re.compile(r"^local ([A-Z][A-Z_]*(?:, [A-Z][A-Z_]*)*) = ([\d.e*/, ]+)(?=$| --)", re.MULTILINE)
+_WORD, _NAME, _COMMENT = re.compile(r"\w+"), re.compile(r"(?<![.\w'])[A-Z][A-Z_]*\b(?! = )"), re.compile(r"--.*")
+
+
+def _lean(text: str) -> str:
+    """Without what costs a script locals for nothing."""
+    return _with_numbers(_without_unused(text))
+
+
+def _with_numbers(text: str) -> str:
+    """With the numbers of constants in the place of their names. Line numbers stay."""
+    numbers: dict[str, str] = {}
+    for names, values in _CONSTANTS.findall(text):
+        told = dict(zip(names.split(", "), (f"({each.strip()})" for each in values.split(", ")), strict=True))
+        assert not told.keys() & numbers.keys(), f"{names}: defined twice"
+        numbers |= told
+    text = _CONSTANTS.sub("", text)
+    return _NAME.sub(lambda name: numbers.get(name[0], name[0]), text)
 
 
 def _without_unused(text: str) -> str:
@@ -122,7 +140,7 @@ def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -
 def as_function(name: str) -> str:
     """A script as a function, without comments. It takes no seats itself: it is what a grant calls."""
     body = _file(name).partition("\n\n")[2]
-    text = _without_unused(re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"steps/turn"}), flags=re.MULTILINE))
+    text = _lean(re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"steps/turn"}), flags=re.MULTILINE))
     return f"local function {name}(SETTINGS, KEYS, ARGV)\n{lua_locals(signature(name), None)}\n{text}\nend"
 
 
