@@ -52,6 +52,8 @@ def test_another_gateway_tells_why_a_request_went_where_it_went_and_what_others_
 
     record = wait_until(with_costs)
     assert (record["gateway"], record["status"], record["why"], record["failed"]) == ("gw0", 200, "cold", [])
+    assert not any("not kept" in told for told in reasons(record))
+    assert any("not kept" in told for told in reasons(record | {"costs": None})), "of most requests they are not"
     costs = {each["replica"]: each["cost"] for each in record["costs"]}
     assert set(costs) == {"r0", "r1", "r2"}
     assert costs[record["replica"]] == min(costs.values())

@@ -72,7 +72,8 @@ def explain(
     for number, record in enumerate(all_printable(answer["decisions"])):
         typer.echo("\n" * (number > 0) + "\n".join(reasons(record)))
         if costs := record.get("costs"):
-            typer.echo("\nwhat each replica would have cost, in tokens")
+            alone = ", if it computes the prompt itself" if record.get("prefill") else ""
+            typer.echo(f"\nwhat each replica would have cost, in tokens{alone}")
             print_costs(costs)
 
 
@@ -116,7 +117,7 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
     yield f"it was expected to hold {_tokens(record['matched_tokens'])} of the prompt{cached}"
     if record.get("passed_over_tokens"):
         yield f"another one held {_tokens(record['passed_over_tokens'])} more"
-    yield from _compared(record.get("costs") or [], replica)
+    yield from _compared(record, replica)
     first = "" if record["first_byte_ms"] is None else f", first byte after {record['first_byte_ms']:.0f} ms"
     yield f"waited {record['waited_ms']:.0f} ms for room{first}, ended after {record['duration_ms']:.0f} ms"
 
@@ -144,8 +145,12 @@ def _over_budget(told: dict[str, Any]) -> str:
     )
 
 
-def _compared(costs: list[dict[str, Any]], replica: str) -> Iterator[str]:
+def _compared(record: dict[str, Any], replica: str) -> Iterator[str]:
     """What the next one would have cost."""
+    costs = record.get("costs", [])
+    if costs is None and record["why"] != "fallback":
+        yield "costs of others: not kept; they are kept for a part of the requests (decisions.cost_share)"
+    costs = costs or []
     own = [each for each in costs if each["replica"] == replica]
     others = [each for each in costs if each["replica"] != replica]
     if own and others:
