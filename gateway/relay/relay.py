@@ -74,9 +74,9 @@ class Relay:
         self._pieces[ticket.replica] += 1
         if ticket.is_computed:
             body = without_ids(body) if _hides_ids(job, ticket) else body
-            document = self._read(job, ticket, body) if document is None else document
+            document = self._read(job, ticket, reply, body) if document is None else document
             self._learn(job, ticket, reply, document)
-            await noted(job)
+            await noted(reply)
         name = _asked_name(job, ticket, answer)
         body = name.in_body(body) if name is not None else body
         if answer.status >= 400:
@@ -111,7 +111,7 @@ class Relay:
             ticket.used = NOTHING
         if ticket.is_computed:
             ticket.pool.first_token(ticket.request.reservation)
-            self._objects.notice(job, ticket, answer.look())
+            self._objects.notice(job, ticket, reply, answer.look())
         reply.start_body(answer, answer.content_length if name is None else None)
         try:
             if not pass_on(answer.take()):
@@ -195,8 +195,8 @@ class Relay:
                 has_begun = True
                 ticket.first_token()
             self._pieces[ticket.replica] += has_begun
-            if job.object_noting is None:
-                self._objects.notice(job, ticket, events)
+            if reply.object_noting is None:
+                self._objects.notice(job, ticket, reply, events)
             if b'"sequence_number"' in events:
                 reply.numbered_events = events
 
@@ -212,16 +212,16 @@ class Relay:
 
         return watch
 
-    def _read(self, job: Job, ticket: Ticket, body: bytes) -> dict[str, Any]:
+    def _read(self, job: Job, ticket: Ticket, reply: Reply, body: bytes) -> dict[str, Any]:
         """The document of an answer. Of a large one only its usage, without parsing it."""
         if len(body) <= MAX_READ_BYTES:
             return json_object(body)
-        self._objects.notice(job, ticket, body)
+        self._objects.notice(job, ticket, reply, body)
         return {"usage": last_usage(body)}
 
     def _learn(self, job: Job, ticket: Ticket, reply: Reply, document: dict[str, Any]) -> None:
         """Learns the size of prompts, the tokens that were cached, and the replica of a stored response."""
-        self._objects.notice_whole(job, ticket, document)
+        self._objects.notice_whole(job, ticket, reply, document)
         usage = reply.usage = read_usage(document.get("usage"))
         if usage is None:
             self._charges.untold(job, ticket)

@@ -101,6 +101,8 @@ class Reply:
         """Prompt tokens that the engine had cached, if that is known."""
         self.receipt: RawHeaders = []
         self.first_byte_s: float | None = None
+        self.object_noting: asyncio.Future[Any] | None = None
+        """Done when Redis remembers the object that the answer has made; None if it has made none so far."""
         self.numbered_events = b""
         """Of a streamed response: the last events that have sequence numbers."""
         self._exchange = exchange

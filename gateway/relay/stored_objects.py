@@ -13,6 +13,7 @@ from coordinator.pool import object_owners
 from coordinator.store import Store
 from gateway.endpoints import Stored
 from gateway.errors import ApiError
+from gateway.relay.reply import Reply
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.served import ServedModel
 from gateway.request.paths import object_in_path
@@ -89,32 +90,32 @@ class StoredObjects:
         backends = chain(job.backends, *self._fleet.served.values())
         return next((one for one in backends if one.pool == served.pool and replica in one.replicas), served)
 
-    def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
+    def notice(self, job: Job, ticket: Ticket, reply: Reply, body: bytes) -> None:
         """Remembers a response by its first events, or by the beginning of an answer that is not parsed."""
-        if not job.endpoint.stores_responses or job.object_noting is not None:
+        if not job.endpoint.stores_responses or reply.object_noting is not None:
             return
         if found := _ID_IN_BODY.search(body, 0, WINDOW_BYTES):
-            self._remember(job, ticket, found[1].decode("ascii", "replace"))
+            self._remember(job, ticket, reply, found[1].decode("ascii", "replace"))
 
-    def notice_whole(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
+    def notice_whole(self, job: Job, ticket: Ticket, reply: Reply, document: dict[str, Any]) -> None:
         """Remembers an object that was made, from the answer in one piece."""
-        if job.endpoint.stores is None or job.object_noting is not None or job.method != "POST":
+        if job.endpoint.stores is None or reply.object_noting is not None or job.method != "POST":
             return
         object_id = _id_in(document)
         if 0 < len(object_id) <= _MAX_ID_CHARS and "/" not in object_id:
-            self._remember(job, ticket, object_id)
+            self._remember(job, ticket, reply, object_id)
 
-    def _remember(self, job: Job, ticket: Ticket, object_id: str) -> None:
+    def _remember(self, job: Job, ticket: Ticket, reply: Reply, object_id: str) -> None:
         assert job.endpoint.stores is not None
         name, tenant = _name(job.endpoint.stores, object_id), job.caller.tenant
-        job.object_noting = object_owners.remember(ticket.pool, name, ticket.replica, ticket.incarnation, tenant)
+        reply.object_noting = object_owners.remember(ticket.pool, name, ticket.replica, ticket.incarnation, tenant)
 
 
-async def noted(job: Job) -> None:
-    """Waits until Redis remembers the object that was made for it, but not for long: its client may ask another gateway
-    for it at once, whose question could overtake this."""
-    if job.object_noting is not None:
-        await asyncio.wait((job.object_noting,), timeout=_NOTED_S)
+async def noted(reply: Reply) -> None:
+    """Waits until Redis remembers the object that the answer has made, but not for long: its client may ask another
+    gateway for it at once, whose question could overtake this."""
+    if reply.object_noting is not None:
+        await asyncio.wait((reply.object_noting,), timeout=_NOTED_S)
 
 
 def _id_in(document: dict[str, Any]) -> str:

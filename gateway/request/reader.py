@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError, bad_field
@@ -120,8 +120,6 @@ class Job:
     """Since when it has waited for a ready replica (monotonic clock); 0 if it had not to."""
     waited_s: float = 0.0
     """How long it has waited for room in pools that could not serve it after all."""
-    object_noting: asyncio.Future[Any] | None = None
-    """Done when Redis remembers the object that was made for it; None if there is none yet."""
     is_traced: bool = False
     """Whether somebody wants to see what its candidates cost."""
     has_tools: bool = False
