@@ -43,7 +43,8 @@ What stands in for GPUs:
     simulator/   a server that behaves like vLLM, for tests and laptops
 
 coordinator/README.md explains the words replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place
-and settle. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.
+and settle. A *job* is a client's request, as it was read; its *route* is where it goes. A *ticket* is one attempt of
+one request: a placement and the reservation that goes with it.
 """
 
 

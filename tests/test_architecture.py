@@ -211,14 +211,22 @@ def test_no_two_classes_share_a_name() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+def assigned(name: str, *files: Path) -> list[str]:
+    """Where these files assign to an attribute of what they call by this name."""
+    return [
+        f"{name_of(file)}:{node.lineno} {ast.unparse(node)}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Attribute)
+        and not isinstance(node.ctx, ast.Load)
+        and re.search(rf"\b{name}$", ast.unparse(node.value))
+    ]
+
+
 def test_a_placements_request_changes_only_by_its_own_methods() -> None:
-    changed = []
-    for file in (*sources("coordinator/pool"), *sources("gateway/routing"), *sources("gateway/relay")):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            changed += [
-                f"{name_of(file)}:{target.lineno} {ast.unparse(target)}"
-                for target in targets
-                if isinstance(target, ast.Attribute) and re.search(r"\brequest\.\w+$", ast.unparse(target))
-            ]
-    assert changed == []
+    files = (*sources("coordinator/pool"), *sources("gateway/routing"), *sources("gateway/relay"))
+    assert assigned("request", *files) == []
+
+
+def test_a_clients_request_never_changes_and_its_route_only_by_its_own_methods() -> None:
+    assert assigned("job", *sources("gateway")) + assigned("route", *sources("gateway")) == []

@@ -15,15 +15,15 @@ from coordinator.errors import StoreError
 from coordinator.pool.owners import read_owners
 from coordinator.store import Store
 from gateway.deadlines import Deadlines
-from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
 from gateway.prompt import Prompt
 from gateway.relay.stored_objects import StoredObjects
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import receive_body
+from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job, Reader
-from gateway.request.reading import Body, BodyHead
+from gateway.request.reader import Reader
+from gateway.request.reading import Body
 from gateway.routing.fallbacks import Fallbacks
 from gateway.routing.router import Router
 from gateway.settings.gateway_settings import GatewaySettings
@@ -72,14 +72,14 @@ class Explainer:
         self, body: Body, headers: Mapping[str, str], caller: Caller, slot: AdmissionSlot, path: str | None
     ) -> dict[str, Any]:
         """The decision that a placement would take now. Raises ApiError for a request that would be refused."""
-        job = Job("explain", "POST", path or "", endpoint_of(path or ""), "", caller, self._reader.policy(headers), {})
-        await self._reader.fill(job, BodyHead(path or ""), slot, body)
+        job = await self._reader.read_to_explain(headers, path or "", caller, slot, body)
+        route = job.route
         await self._objects.pin(job)
-        if job.prompt is None:
+        if route.prompt is None:
             raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
         if self._fallbacks.is_due(job):
             self._fallbacks.next(job)
-        if job.has_choice:
+        if route.has_choice:
             self._router.choice.aim(job)
         pool = self._router.pool(job)
         answer: dict[str, Any] = {
@@ -90,29 +90,30 @@ class Explainer:
             "prompt_tokens": job.prompt_tokens,
         } | self._backend(job)
         request = self._router.questions.ask(job, pool, (), "")
-        if not job.served.replicas:
+        if not route.served.replicas:
             held = {"policy": job.policy, "why": "held", "hold_s": self._hold_s}
-            return answer | {"chain": _chain(job.prompt, job.tokens, []), "replicas": [], "choice": held}
+            return answer | {"chain": _chain(route.prompt, route.tokens, []), "replicas": [], "choice": held}
         if not request.serving:
             reason = "in the registry, the ids of its replicas belong to other engines"
             return answer | _fallback(job, reason, self._router.unshared_order(job))
         try:
             decided = await pool.explain(request)
-            owners = await read_owners(pool, job.prompt.keys)
+            owners = await read_owners(pool, route.prompt.keys)
         except StoreError as error:
             return answer | _fallback(job, str(error), self._router.fallback_order(job, pool))
         choice = orjson.loads(decided) if decided is not None else {"why": "none", "replicas": []}
         replicas = sorted(choice.pop("replicas"), key=lambda each: str(each["replica"]))
         return answer | {
             "store": "up",
-            "chain": _chain(job.prompt, job.tokens, owners),
+            "chain": _chain(route.prompt, route.tokens, owners),
             "replicas": replicas,
             "choice": choice,
         }
 
     def _backend(self, job: Job) -> dict[str, Any]:
         """If the configuration names its model's backends: the one that it was explained for, and who chooses."""
-        option = job.offer.options.get(job.served.option) if job.offer is not None else None
+        offer = job.route.offer
+        option = offer.options.get(job.route.served.option) if offer is not None else None
         if option is None:
             return {}
         is_counted = self._store.has_one_slot and self._store.is_up()
@@ -122,11 +123,12 @@ class Explainer:
 
 def _fallback(job: Job, reason: str, order: list[str]) -> dict[str, Any]:
     """The answer when the store does not decide."""
-    assert job.prompt is not None
+    prompt = job.route.prompt
+    assert prompt is not None
     return {
         "store": "fallback",
         "reason": reason,
-        "chain": _chain(job.prompt, job.tokens, []),
+        "chain": _chain(prompt, job.route.tokens, []),
         "replicas": [],
         "choice": {"policy": job.policy, "why": "fallback", "order": order},
     }

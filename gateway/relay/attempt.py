@@ -40,8 +40,9 @@ from gateway.relay.second import Second
 from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
+from gateway.request.job import Job
 from gateway.request.keyring import Keyring
-from gateway.request.reader import Job, no_replica
+from gateway.request.reader import no_replica
 from gateway.routing.failures import ReplicaFailures
 from gateway.routing.fallbacks import Fallbacks
 from gateway.routing.holds import Holds
@@ -119,7 +120,6 @@ class Attempts:
         self._elsewhere.note_request()
         tries = Tries()
         reply.job, reply.tickets = job, tries.tickets
-        job.is_traced = reply.trace.is_traced
         held = HeldBytes(self._admission)
         try:
             if self._fallbacks.is_due(job):
@@ -197,13 +197,14 @@ class Attempts:
                 return False
             self._refuse_revoked(job, ticket)
             reply.note(ticket, job.caller.sees_decisions)
-            reply.trace.attempting(ticket, job.headers)
+            job.route.traced(reply.trace.attempting(ticket))
             failure = await self._attempt(job, tries, reply, held)
             if failure is not None and (second := tries.second) is not None and second.failure is None:
                 failure = await self._answered_by_second(job, tries, reply, second, failure)
             if failure is None:
                 return True
-            job.may_pair = job.may_pair and not ticket.is_prefilled  # whatever it was, the next one does without
+            if ticket.is_prefilled:  # whatever it was, the next one does without
+                job.route.pairs_no_more()
             reply.trace.failed(failure.reason)
             self._failed(tries, failure)
         return False
@@ -211,7 +212,7 @@ class Attempts:
     def _fall_back(self, job: Job, tries: Tries, reply: Reply, why: str) -> bool:
         """Lets another model answer, if the configuration allows it. Not once a client has begun to read: its headers
         tell which model answers. A request that stalls replicas, or may have been executed, is sent nowhere else."""
-        if not job.fallbacks or reply.has_started or not self._elsewhere.may_fall_back(job, tries):
+        if not job.route.fallbacks or reply.has_started or not self._elsewhere.may_fall_back(job, tries):
             return False
         if not self._fallbacks.next(job):
             return False
@@ -252,7 +253,7 @@ class Attempts:
         if not tries.tickets:
             await self._holds.until_ready(job)
         while True:
-            if job.has_choice:
+            if job.route.has_choice:
                 self._router.choice.aim(job, tries.replicas)
             ticket = await self._router.place(job, self._elsewhere.avoided(job, tries), tries.last)
             if ticket is not None:
@@ -269,7 +270,7 @@ class Attempts:
 
     async def _is_untold(self, job: Job, tries: Tries) -> bool:
         """Whether it is held after all its replicas were tried."""
-        return set(tries.replicas).issuperset(job.could_serve()) and await self._is_held(job, tries)
+        return set(tries.replicas).issuperset(job.route.could_serve()) and await self._is_held(job, tries)
 
     async def _is_held(self, job: Job, tries: Tries) -> bool:
         """Nobody has heard of the request: every replica refused the connection, so all have died just now. If it may
@@ -313,7 +314,7 @@ class Attempts:
                 reply.note(ticket, job.caller.sees_decisions)
                 reply.whole(failure.status, failure.headers, failure.body)
                 return
-        could_serve = job.could_serve()
+        could_serve = job.route.could_serve()
         if not failures or not any(self._fleet.is_ready(replica) for replica in could_serve):
             raise no_replica(are_asleep=any(self._fleet.is_asleep(replica) for replica in could_serve))
         reason = failures[-1].reason
@@ -379,7 +380,7 @@ class Attempts:
         self._failed(tries, failure)
         tries.follow(first, ticket)
         reply.note(ticket, job.caller.sees_decisions)
-        reply.trace.attempting(ticket, job.headers)
+        job.route.traced(reply.trace.attempting(ticket))
         try:
             if (failed := await self._fails(job, tries, reply, second)) is not None:
                 tries.second = second  # until the request ends: what it holds may be passed on
@@ -459,8 +460,8 @@ class Attempts:
         """The request was answered after these failures. If it was served after a refusal of its media, the replicas
         that refused it take none."""
         self._count(tries, was_answered=True)
-        if answer.status < 400 and job.refusing and any(map(is_refusal, tries.failures)):
-            self._fleet.note_media_refusal(job.refusing)
+        if answer.status < 400 and job.route.refusing and any(map(is_refusal, tries.failures)):
+            self._fleet.note_media_refusal(job.route.refusing)
         tries.failures.clear()  # their bodies are not needed any more
 
     def _refuse_replay(self, job: Job, ticket: Ticket, answer: Answer | None, reason: str) -> None:

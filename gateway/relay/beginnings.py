@@ -23,7 +23,7 @@ from gateway.relay.relay import MAX_GATHERED_BYTES, MAX_READ_BYTES, json_object
 from gateway.relay.reply import passed_headers
 from gateway.relay.retries import Failure
 from gateway.relay.token_ids import without_prompt_ids
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.upstream import Answer
 from gateway.upstream.excerpts import WINDOW_BYTES
 

@@ -22,7 +22,7 @@ import time
 from gateway.billing.prices import TokenCounts
 from gateway.relay.audit import Usage
 from gateway.replicas.fleet import Fleet
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 
@@ -66,7 +66,7 @@ class Charges:
         """A few answers a second are enough to know the pace of engines that do not tell theirs."""
         self._learns_at_s = ticket.answered_s + _LEARNS_EACH_S
         if not self._engines_pace(ticket):
-            seconds, pool = job.choices * self._waited_s(job, ticket, uncached_tokens), job.served.pool
+            seconds, pool = job.choices * self._waited_s(job, ticket, uncached_tokens), job.route.served.pool
             if seconds > 0:
                 pace = output_tokens / seconds
                 mean = self._tokens_per_s.get(pool, pace)
@@ -83,7 +83,7 @@ class Charges:
         record = ticket.pool.records.get(ticket.replica)
         by_pace = 0
         if by_time and job.endpoint.output_limits and (record is None or record.state not in ("dead", "hung")):
-            pace = self._engines_pace(ticket) or self._tokens_per_s.get(job.served.pool, _ASSUMED_TOKENS_PER_S)
+            pace = self._engines_pace(ticket) or self._tokens_per_s.get(job.route.served.pool, _ASSUMED_TOKENS_PER_S)
             by_pace = round(pace * self._generated_s(job, ticket, uncached_tokens))
         seen_tokens = ticket.seen_tokens()
         tokens = generated_tokens(seen_tokens, by_pace, job.max_output_tokens)

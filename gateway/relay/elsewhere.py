@@ -14,7 +14,7 @@ from gateway.relay.retries import ends_attempts, has_stalled_two, is_refusal, ma
 from gateway.relay.retry_budget import RetryBudget
 from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.failures import ReplicaFailures
 from gateway.settings.limit_settings import RetrySettings
 from gateway.upstream import Answer
@@ -43,10 +43,10 @@ class Elsewhere:
 
     def is_next(self, job: Job, tries: Tries) -> bool:
         """Whether to ask another replica. Others may have come since the request was read."""
-        job.renew(self._fleet)
+        job.route.renew(self._fleet)
         tried, failures, replica = set(tries.replicas), tries.failures, tries.ticket.replica
         if (
-            tried.issuperset(job.could_serve())
+            tried.issuperset(job.route.could_serve())
             or len(failures) >= self._max_attempts
             or ends_attempts(failures, job.has_effects)
         ):
@@ -75,38 +75,40 @@ class Elsewhere:
     def _has_sound_one(self, job: Job, tried: Collection[str]) -> bool:
         """Whether a ready replica is left that does not answer each request with an error. If all do, retries would
         only add to the load."""
-        left = (name for name in job.could_serve() if name not in tried)
+        left = (name for name in job.route.could_serve() if name not in tried)
         return any(self._fleet.is_ready(name) and not self._failures.errs_in_a_row(name) for name in left)
 
     def avoided(self, job: Job, tries: Tries) -> list[str]:
         """The replicas not to ask: those that were asked, those that this gateway cannot reach, and the one that broke
         its stream off if there is another one."""
-        lost = () if job.pinned else self._moves.unreachable(job.served.replicas, job.served.pool)
+        route = job.route
+        lost = () if route.pinned else self._moves.unreachable(route.served.replicas, route.served.pool)
         asked = [*tries.replicas, *lost]
-        if tries.left and any(self._fleet.is_ready(name) for name in set(job.could_serve()) - {tries.left, *asked}):
+        if tries.left and any(self._fleet.is_ready(name) for name in set(route.could_serve()) - {tries.left, *asked}):
             return [*asked, tries.left]
         return asked
 
     def others(self, job: Job, tries: Tries) -> Collection[str]:
         """The replicas that may be asked if this attempt fails. A request with effects stays where it is."""
-        is_last = job.pinned or job.has_effects or len(tries.failures) + 1 >= self._max_attempts
-        return () if is_last else job.could_serve()
+        is_last = job.route.pinned or job.has_effects or len(tries.failures) + 1 >= self._max_attempts
+        return () if is_last else job.route.could_serve()
 
     def is_uncompared(self, job: Job, tries: Tries) -> bool:
         """Whether one replica failed and no other was asked, although there are others. Then the fault may be the
         request's own, so it does not count against the replica. Otherwise a client could open breakers with pinned
         requests, or by using up the retry budget."""
-        return len(tries.failures) == 1 and self._max_attempts > 1 and len(job.could_serve()) > 1
+        return len(tries.failures) == 1 and self._max_attempts > 1 and len(job.route.could_serve()) > 1
 
     def is_refused_here(self, job: Job, tries: Tries, answer: Answer, is_whole: bool) -> bool:
         """Whether the replica refuses what another one may serve. The next attempt avoids all replicas that would
         refuse it for the same reason."""
-        replica, served, tried = tries.ticket.replica, job.served, set(tries.replicas)
-        if answer.status not in REFUSALS or not is_whole or job.pinned or len(tries.tickets) >= self._max_attempts:
+        route = job.route
+        replica, served, tried = tries.ticket.replica, route.served, set(tries.replicas)
+        if answer.status not in REFUSALS or not is_whole or route.pinned or len(tries.tickets) >= self._max_attempts:
             return False
         if job.has_effects and answer.status != NOT_FOUND:  # it may have run tools before it said so
             return False
-        if tried.issuperset(job.could_serve()):
+        if tried.issuperset(route.could_serve()):
             return False
         length = served.max_tokens.get(replica, 0)
         has_longer = length > 0 and answer.status != NOT_FOUND and self._has_longer(job, length, tried)
@@ -118,15 +120,15 @@ class Elsewhere:
         if why == "not_served":
             self._fleet.read_again(replica)
         elif why == "too_long":
-            job.needed_tokens = max(job.needed_tokens, length + 1)
+            route.needs(length + 1)
         elif why == "media_refused":
-            job.refusing |= served.names if len(job.backends) > 1 else {replica}
+            route.refused_by(served.names if len(route.backends) > 1 else {replica})
         return bool(why)
 
     def _has_longer(self, job: Job, length_tokens: int, tried: Collection[str]) -> bool:
         """Whether a ready replica that was not tried takes a longer prompt."""
         return any(
             each.max_tokens.get(name, inf) > length_tokens and name not in tried and self._fleet.is_ready(name)
-            for each in job.backends
+            for each in job.route.backends
             for name in each.replicas
         )

@@ -34,7 +34,7 @@ from gateway.relay.retries import Failure
 from gateway.relay.second import Second
 from gateway.relay.tries import Tries
 from gateway.request.admission import Admission
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.router import Router
 from gateway.routing.ticket import Ticket
 from gateway.settings.limit_settings import HedgeSettings
@@ -315,5 +315,5 @@ def _may_hedge(job: Job, tries: Tries) -> bool:
         and not job.is_batch
         and not tries.failures
         and tries.seam is None
-        and len(job.served.replicas) > 1
+        and len(job.route.served.replicas) > 1
     )

@@ -11,8 +11,8 @@ import orjson
 from coordinator.placement import Placement
 from gateway.relay.token_ids import ASK
 from gateway.replicas.fleet import Fleet
+from gateway.request.job import Job
 from gateway.request.paths import with_model_in_query
-from gateway.request.reader import Job
 from gateway.request.reading.document import with_fields
 from gateway.request.reading.form import is_form
 from gateway.request.reading.model_field import model_span
@@ -31,8 +31,10 @@ class Outgoing:
         self._tenants = tenants
 
     def headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
-        """Those of the job, and those that mean something to this replica only."""
-        headers = {}
+        """Those for any replica, and those that mean something to this one only."""
+        headers = headers_of(job)
+        if tip := _tip_of(job):
+            headers["x-session-id"] = tip
         member = self._fleet.members.get(ticket.replica)
         rank = member.facts.header_rank(member.dp_rank) if member is not None and member.dp_rank is not None else None
         if rank is not None:
@@ -40,7 +42,7 @@ class Outgoing:
         priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None
         if priority is not None:  # 0, too: a body may name another one
             headers["x-vllm-priority"] = str(priority)
-        return {**job.headers, **headers} if headers else job.headers
+        return headers
 
     def target(self, job: Job, ticket: Ticket) -> str:
         """Path and query, with the model's name at the replica if the query names the model."""
@@ -66,11 +68,26 @@ class Outgoing:
         return _with_model(job, body, ticket.other_name) if ticket.other_name and job.body else body
 
 
+def headers_of(job: Job) -> dict[str, str]:
+    """The headers that any replica gets, with the trace of the attempt that runs now."""
+    headers, traced = dict(job.headers), job.route.trace_headers
+    if traced is not None:
+        headers.pop("tracestate", None)  # a client's state without its trace says nothing
+        headers |= traced
+    return headers
+
+
+def _tip_of(job: Job) -> str:
+    """The last key of the prompt's chain, if it names the request to its replica: the engine's events repeat it, which
+    shows the prompt's blocks. Not of several prompts, and not of the rest of a stream, whose prompt has the answer's
+    tokens, too."""
+    prompt = job.route.prompt
+    return "" if prompt is None or not prompt.keys or job.is_batch or job.route.stays else prompt.keys[-1]
+
+
 def asks_report(job: Job, placement: Placement) -> dict[str, Any]:
     """The field that has the engine report the blocks that it reuses; nothing if its agent needs no report."""
-    return (
-        {"vllm_xargs": {"kv_cache_report_mode": "full"}} if placement.report and "x-session-id" in job.headers else {}
-    )
+    return {"vllm_xargs": {"kv_cache_report_mode": "full"}} if placement.report and _tip_of(job) else {}
 
 
 def _must_tell_ids(job: Job, placement: Placement) -> bool:
@@ -80,7 +97,7 @@ def _must_tell_ids(job: Job, placement: Placement) -> bool:
 
 def _with_model(job: Job, body: Sequence[Buffer], name: str) -> Sequence[Buffer]:
     """The body, whose first piece has the model, with another name for it."""
-    job.model_at = begin, end = job.model_at or model_span(job.body)  # small, or a worker would have looked
+    begin, end = job.model_at or model_span(job.body)  # small, or a worker would have looked
     first = memoryview(body[0])
     written = name.encode() if is_form(job.headers["content-type"]) else orjson.dumps(name)
     return first[:begin], written, first[end:], *body[1:]

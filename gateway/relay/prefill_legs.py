@@ -30,7 +30,7 @@ from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves
 from gateway.relay.outgoing import NOTHING_GIVEN, Outgoing, asks_report
 from gateway.relay.store_waits import StoreWaits
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.request.reading.edit import Edit, edited
 from gateway.routing.failures import ReplicaFailures
 from gateway.routing.ticket import Ticket
@@ -114,7 +114,7 @@ class PrefillLegs:
             if ticket.is_prefilled:
                 leg.computed()
             else:
-                job.may_pair = False
+                job.route.pairs_no_more()
                 ticket.computes_itself()
             leg.ended()
             leg.done()

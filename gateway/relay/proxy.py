@@ -137,7 +137,9 @@ class Proxy:
             raise ClientGone
         exchange.stops_when_gone = True
         try:
-            job = await self._reader.read(exchange, reply.request_id, caller, slot, body)
+            job = await self._reader.read(
+                exchange, reply.request_id, caller, slot, body, is_traced=reply.trace.is_traced
+            )
             del body  # only the job's body still counts as held
             if job.refers_to or job.endpoint.prompt is None:  # most requests can name no stored object
                 await self._objects.pin(job)
@@ -159,15 +161,15 @@ class Proxy:
         if reply.first_byte_s is not None:
             metrics.time_to_first_token_s.observe(reply.first_byte_s, label, model, tenant)
             if job is not None:
-                metrics.first_tokens.note(job.served.pool, reply.first_byte_s)
+                metrics.first_tokens.note(job.route.served.pool, reply.first_byte_s)
         tokens, usage = dict[str, int](), reply.usage
         if usage is not None:
             tokens = {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens or 0, "output": usage.output_tokens}
         for kind, count in tokens.items():
             metrics.tokens.inc(kind, model, tenant, by=count)
-        if job is not None and job.offer is not None and job.offer.options:
+        if job is not None and (offer := job.route.offer) is not None and offer.options:
             status = "broken" if reply.code and reply.status < HTTPStatus.BAD_REQUEST else str(reply.status)
-            metrics.backends.note(job.offer.model, job.option, status, reply.first_byte_s, tokens)
+            metrics.backends.note(offer.model, job.route.option, status, reply.first_byte_s, tokens)
 
     def _bill(self, reply: Reply, caller: Caller, duration_s: float) -> None:
         """Counts a request in the ledger. It took what its budgets pay for: nothing if it was refused, or failed by its
@@ -175,7 +177,7 @@ class Proxy:
         job, ticket = reply.job, reply.tickets[-1] if reply.tickets else None
         has_failed = reply.status >= HTTPStatus.BAD_REQUEST and reply.status != CLIENT_GONE
         placed_ms = ticket.placement.placed_ms if ticket is not None and ticket.placement is not None else 0
-        row = Row(caller.tenant or "", caller.key, (job.counts_as if job is not None else None) or "")
+        row = Row(caller.tenant or "", caller.key, (job.route.counts_as if job is not None else None) or "")
         cost_nanos = self._ledger.count(
             placed_ms / 1000 or time.time() - duration_s,
             row,

@@ -26,7 +26,8 @@ from gateway.relay.stored_objects import StoredObjects, noted
 from gateway.relay.token_ids import without_ids
 from gateway.relay.tries import Tries
 from gateway.replicas.hangs import AnswerProgress
-from gateway.request.reader import Job, Reader
+from gateway.request.job import Job
+from gateway.request.reader import Reader
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
@@ -227,9 +228,10 @@ class Relay:
             self._charges.untold(job, ticket)
             return
         self._charges.told(job, ticket, usage)
-        if job.prompt is None or not job.prompt.keys or job.is_batch:
+        prompt = job.route.prompt
+        if prompt is None or not prompt.keys or job.is_batch:
             return
-        self._reader.estimator(job.served.pool).observe(job.prompt, usage.prompt_tokens)
+        self._reader.estimator(job.route.served.pool).observe(prompt, usage.prompt_tokens)
         if job.reads_cache:
             reply.cached_tokens = self._audit.observe(ticket, usage)
         placement = ticket.placement

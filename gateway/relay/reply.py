@@ -19,7 +19,7 @@ from gateway.http.exchange import Exchange
 from gateway.relay.audit import Usage
 from gateway.relay.error_shapes import error_body, error_event
 from gateway.relay.sse import next_sequence_number
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.ticket import Ticket
 from gateway.tracing.untraced import UNTRACED, Untraced
 from gateway.upstream import Answer

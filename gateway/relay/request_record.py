@@ -83,12 +83,12 @@ def request_record(
 
 def _of_job(reply: Reply) -> dict[str, Any]:
     job, usage = reply.job, reply.usage
-    prompt_tokens = job.prompt_tokens if job is not None and job.prompt is not None else None
+    prompt_tokens = job.prompt_tokens if job is not None and job.route.prompt is not None else None
     return {
         "model": job.model if job is not None else None,
         "served_model": (reply.tickets[-1].other_name or job.model) if job is not None and reply.tickets else None,
-        "placed_as": job.counts_as if job is not None else None,
-        "backend": (job.option or None) if job is not None else None,
+        "placed_as": job.route.counts_as if job is not None else None,
+        "backend": (job.route.option or None) if job is not None else None,
         "stream": job.stream if job is not None else None,
         "prompt_tokens": usage.prompt_tokens if usage is not None else prompt_tokens,
         "cached_tokens": reply.cached_tokens,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from gateway.relay.sent import Sent
 from gateway.relay.text_tokens import TextTokens
 from gateway.relay.tries import Tries
 from gateway.request.admission import Admission
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.request.reading.document import is_true, parse_document
 from gateway.settings.limit_settings import ResumeSettings
 
@@ -184,7 +183,7 @@ class Resumptions:
         is_plain = not job.images and (not job.has_tools or document.get("tool_choice") == "none")
         is_chat = seam.grammar.is_chat
         endpoint, body = (ENDPOINTS[CHAT], _as_chat(seam, document)) if is_chat else (job.endpoint, document)
-        return Asked(endpoint, body, job.served.longest_tokens, is_plain)
+        return Asked(endpoint, body, job.route.served.longest_tokens, is_plain)
 
     def _lacks_text(self, seam: Seam, asked: Asked) -> bool:
         """Whether more than the end of a stream is missing. Raises NotResumable if it may not go on."""
@@ -230,14 +229,16 @@ def _seam(job: Job, tries: Tries, document: dict[str, Any]) -> Seam:
 
 def _rest_of(job: Job, found: Continuation) -> Job:
     """The request for the rest: a job like the first one, with another body. Its prompt's keys are those of the first
-    one's. Events must not confirm them by it, since its prompt has the answer's tokens, too. It stays with its backend:
-    others may have other weights."""
-    rest = copy(job)
-    rest.path = rest.target = found.path
-    rest.endpoint, rest.body, rest.model_at = endpoint_of(found.path), found.body, None
-    rest.backends, rest.fallbacks, rest.stays = (job.served,), (), True
-    rest.is_usage_open = rest.strip_usage = rest.asks_ids = False
-    rest.wants_token_ids = found.is_exact or found.path == CHAT  # so nobody takes out what its body asks for
-    rest.held_since_s = rest.waited_s = 0.0  # what it waited before it began
-    rest.headers = {name: value for name, value in job.headers.items() if name != "x-session-id"}
-    return rest
+    one's."""
+    return job._replace(
+        path=found.path,
+        endpoint=endpoint_of(found.path),
+        target=found.path,
+        route=job.route.for_rest(),
+        body=found.body,
+        model_at=None,
+        strip_usage=False,
+        is_usage_open=False,
+        wants_token_ids=found.is_exact or found.path == CHAT,  # so nobody takes out what its body asks for
+        asks_ids=False,
+    )

@@ -16,8 +16,8 @@ from gateway.errors import ApiError
 from gateway.relay.reply import Reply
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.served import ServedModel
+from gateway.request.job import Job
 from gateway.request.paths import object_in_path
-from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 from gateway.upstream.excerpts import WINDOW_BYTES
 
@@ -69,15 +69,14 @@ class StoredObjects:
                 if record is None or record.incarnation != found.incarnation:
                     message = f"The replica that kept this {one} has restarted or left."
                     raise ApiError(404, f"{one}_lost", message, param)
-                job.pinned = found.replica
-                job.aim(self._served_by(job, found.replica, served))
+                job.route.pin(found.replica, self._served_by(job, found.replica, served))
                 return
             else:
                 is_own = job.caller.is_admin or kind == _SHARED or object_in_path(job.path) is None
                 if kind != "responses" and is_own:
                     return
         except StoreError:
-            has_no_choice = job.caller.is_admin and len(job.could_serve()) == 1
+            has_no_choice = job.caller.is_admin and len(job.route.could_serve()) == 1
             if has_no_choice or (kind == _SHARED and object_in_path(job.path) is None):
                 return  # it goes to the only replica; and most voices are the engine's own
             message = f"A stored {one} cannot be found while the shared store is away. Retry shortly."
@@ -87,7 +86,7 @@ class StoredObjects:
     def _served_by(self, job: Job, replica: str, served: ServedModel) -> ServedModel:
         """The request's model, if the replica serves it in this pool; else another model that it serves there. An
         adapter may be loaded on other replicas only."""
-        backends = chain(job.backends, *self._fleet.served.values())
+        backends = chain(job.route.backends, *self._fleet.served.values())
         return next((one for one in backends if one.pool == served.pool and replica in one.replicas), served)
 
     def notice(self, job: Job, ticket: Ticket, reply: Reply, body: bytes) -> None:

@@ -8,10 +8,11 @@ from typing import Any, Final
 import orjson
 
 from gateway.relay.held import HeldBytes
+from gateway.relay.outgoing import headers_of
 from gateway.relay.progress import NotResumable
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.upstream import Upstream, UpstreamError
 
 _PATH: Final = "/tokenize"
@@ -32,13 +33,13 @@ class TextTokens:
     async def of(self, job: Job, asked: dict[str, Any], but: str) -> list[int]:
         """The tokens of what is `asked` in vLLM's words, for the model of this request. The replica `but` is asked
         last. Raises NotResumable."""
-        ready = [name for name in job.served.replicas if self._fleet.is_ready(name)]
+        ready = [name for name in job.route.served.replicas if self._fleet.is_ready(name)]
         body = orjson.dumps({"model": job.other_name or job.model, **asked})
         for name in sorted(ready, key=lambda name: name == but)[:_MOST_ASKED]:
             held = HeldBytes(self._admission)
             try:
                 async with asyncio.timeout(_WITHIN_S):
-                    return await self._asked(job, job.served.replicas[name], body, held)
+                    return await self._asked(job, job.route.served.replicas[name], body, held)
             except (UpstreamError, TimeoutError, ValueError, KeyError):
                 continue
             finally:
@@ -47,8 +48,7 @@ class TextTokens:
 
     async def _asked(self, job: Job, url: str, body: bytes, held: HeldBytes) -> list[int]:
         """Raises ValueError or KeyError if it does not tell."""
-        headers = {name: value for name, value in job.headers.items() if name != "x-session-id"}
-        answer = await self._upstream.send("POST", url, _PATH, headers, (body,))
+        answer = await self._upstream.send("POST", url, _PATH, headers_of(job), (body,))
         try:
             if not await answer.gathered(_MOST_BYTES, held.has_room) or answer.status != 200:
                 raise ValueError

@@ -8,6 +8,8 @@ A request passes these files in this order:
     fairness     limits how much of that one client takes while others want some
     body         receives the body
     reader       reads the request into a `Job`
+    job          what the client asks for
+    route        where the request goes, which changes between its attempts
     reading/     parses and checks the body; a worker process reads large bodies
     memory       returns the memory of large bodies to the system
 """

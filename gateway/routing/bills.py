@@ -10,8 +10,8 @@ from coordinator.pool.redis_clock import RedisClock
 from coordinator.spending import FREE, NANOS, AccountBudget, Bill
 from gateway.billing.prices import prices_of
 from gateway.billing.windows import Windows
+from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job
 from gateway.routing.tenants import NOBODY, Tenants
 from gateway.settings.billing_settings import time_zone
 from gateway.settings.budget_settings import BudgetSettings
@@ -37,11 +37,12 @@ class Bills:
         """The bill of a request; None if nobody who pays for it has a budget. The engine computes no more than
         `most_tokens` for it, its prompt included; 0: not known. A request counts in the windows of the moment in which
         it is placed first, also if it is placed again."""
-        accounts = self._accounts(job.caller)
+        accounts, route = self._accounts(job.caller), job.route
         if not accounts:
             return None
-        job.billed_at_s = job.billed_at_s or clock.time_ms(time.monotonic()) / 1000 or time.time()
-        budgets = [self._budget(account, each, job.billed_at_s) for account, budgets in accounts for each in budgets]
+        if not route.billed_at_s:
+            route.billed(clock.time_ms(time.monotonic()) / 1000 or time.time())
+        budgets = [self._budget(account, each, route.billed_at_s) for account, budgets in accounts for each in budgets]
         output_tokens = job.max_output_tokens
         if output_tokens is None:
             output_tokens = job.choices * self._learned.long_answer_tokens(job.caller.tenant)
@@ -49,7 +50,7 @@ class Bills:
             output_tokens = min(output_tokens, max(0, most_tokens - job.prompt_tokens))
         return Bill(
             tuple(budgets),
-            self._prices.get(job.counts_as or "", FREE),
+            self._prices.get(route.counts_as or "", FREE),
             job.prompt_tokens,
             output_tokens if job.endpoint.output_limits else 0,
             job.images,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.replicas.fleet import Fleet
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.settings.model_settings import FallbackSettings
 
 
@@ -15,15 +15,16 @@ class Fallbacks:
 
     def is_due(self, job: Job) -> bool:
         """Whether no replica of the request's model is ready, and another model may answer."""
-        return bool(job.fallbacks) and not job.pinned and not self._has_ready(job, job.placed_as)
+        route = job.route
+        return bool(route.fallbacks) and not route.pinned and not self._has_ready(job, route.placed_as)
 
     def next(self, job: Job) -> bool:
         """Aims the request at the next model that may answer it and has a ready replica. False if there is none."""
-        while job.fallbacks and not job.pinned:
-            told, *others = job.fallbacks
-            job.fallbacks = tuple(others)
+        route = job.route
+        while route.fallbacks and not route.pinned:
+            told = route.next_fallback()
             if job.caller.may_use(told.model) and permits(told, job) and self._has_ready(job, told.model):
-                job.fall_back(told.model, self._fleet)
+                route.fall_back(told.model, self._fleet)
                 return True
         return False
 
@@ -32,7 +33,7 @@ class Fallbacks:
         return any(
             self._fleet.is_ready(replica)
             for backend in self._fleet.backends(model)
-            if backend.takes(job.needed_tokens, ())
+            if backend.takes(job.route.needed_tokens, ())
             for replica in backend.replicas
         )
 
@@ -40,5 +41,5 @@ class Fallbacks:
 def permits(fallback: FallbackSettings, job: Job) -> bool:
     """Whether the configuration lets this request go there."""
     has_media = bool(job.images)
-    is_short = fallback.max_tokens is None or job.needed_tokens <= fallback.max_tokens
+    is_short = fallback.max_tokens is None or job.route.needed_tokens <= fallback.max_tokens
     return is_short and (fallback.images or not has_media) and (fallback.tools or not job.has_tools)

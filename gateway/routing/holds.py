@@ -15,7 +15,7 @@ from coordinator.store import Store
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.queue_bounds import why_full
 from gateway.routing.tenants import NOBODY, Tenants
 from gateway.settings.queue_settings import QueueSettings
@@ -53,7 +53,8 @@ class Holds:
     def may_hold(self, job: Job) -> bool:
         """Whether the request waits while no replica is ready. One that computes nothing, that only one replica can
         serve, or that another model may answer, does not."""
-        return bool(self._queue.hold_s) and job.endpoint.computes_prompt and not job.pinned and not job.fallbacks
+        route = job.route
+        return bool(self._queue.hold_s) and job.endpoint.computes_prompt and not route.pinned and not route.fallbacks
 
     async def until_ready(self, job: Job, *, was_refused: bool = False) -> None:
         """Returns when a replica that may serve the request is ready; at once if it may not be held. If it
@@ -61,25 +62,26 @@ class Holds:
         Raises a 503 after `hold_s`, and a 429 if too many are held."""
         if not self.may_hold(job) or (not was_refused and self._is_servable(job)):
             return
-        pool = self._store.pool(job.served.pool)
+        route = job.route
+        pool = self._store.pool(route.served.pool)
         self._refuse_if_full(job)
         now_s, hold_s = time.monotonic(), self._queue.hold_s
-        job.held_since_s = job.held_since_s or now_s
+        route.was_held(now_s)
         held = _Held(
             job,
             pool.name,
             self._tenants.band(job.caller.tenant),
-            job.held_since_s,
+            route.held_since_s,
             asyncio.get_running_loop().create_future(),
         )
         self._held.append(held)
         pool.held.requests += 1
         pool.held.tokens += job.prompt_tokens
         try:
-            async with asyncio.timeout(job.held_since_s + hold_s - now_s):
+            async with asyncio.timeout(route.held_since_s + hold_s - now_s):
                 await held.ready
         except TimeoutError:
-            why = ", and replicas of it are asleep" if any(map(self._fleet.is_asleep, job.served.replicas)) else ""
+            why = ", and replicas of it are asleep" if any(map(self._fleet.is_asleep, route.served.replicas)) else ""
             message = f"No replica became ready for this model within {hold_s:g} s{why}."
             raise ApiError(503, "no_replica", message, headers={"retry-after": "5"}) from None
         finally:
@@ -89,7 +91,7 @@ class Holds:
 
     def _refuse_if_full(self, job: Job) -> None:
         """Raises a 429 if as many are held for the pool as may be queued there."""
-        pool, tenant = job.served.pool, job.caller.tenant or NOBODY
+        pool, tenant = job.route.served.pool, job.caller.tenant or NOBODY
         why = why_full(
             ((held.band, held.job.caller.tenant or NOBODY) for held in self._held if held.pool == pool),
             self._tenants.band(job.caller.tenant),
@@ -111,5 +113,5 @@ class Holds:
 
     def _is_servable(self, job: Job) -> bool:
         """Whether a replica is ready for the request. Its model may have got other replicas since it was read."""
-        job.renew(self._fleet)
-        return any(self._fleet.is_ready(replica) for backend in job.backends for replica in backend.replicas)
+        job.route.renew(self._fleet)
+        return any(self._fleet.is_ready(replica) for backend in job.route.backends for replica in backend.replicas)

@@ -12,7 +12,7 @@ from coordinator.store import Store
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.offers import Offer
 from gateway.replicas.served import ServedModel
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.backends import PoolRoom, choose_option, choose_pool
 
 _CACHE_POLICIES = frozenset({"prefix_kv_aware", "consistent_hash"})
@@ -42,38 +42,41 @@ class PoolChoice:
         in its pool while that has a ready replica that was not `tried`. If no replica that suits the request is ready,
         others will do: how many tokens it has is only estimated. But after a failure of one that suits it, that failure
         tells its client more than a refusal. Returns whether there is a pool to ask."""
-        if job.pinned:
+        route = job.route
+        if route.pinned:
             return False
         now_s = time.monotonic()
         rooms = self._rooms(job, tried, asked, now_s)
-        if tried and not asked and (here := rooms.get(job.served.backend)) is not None and here.ready:
+        if tried and not asked and (here := rooms.get(route.served.backend)) is not None and here.ready:
             return True
-        if job.offer is not None and job.offer.options:
+        if route.offer is not None and route.offer.options:
             groups = open_options(job, rooms)
-            option = job.option if job.option in groups else _provisional(job, groups)
+            option = route.option if route.option in groups else _provisional(job, groups)
             rooms = groups.get(option, {})
         chosen = choose_pool(rooms, _conversation(job))
-        if chosen is None and not tried and job.is_choosy:
-            job.needed_tokens, job.refusing = 0, frozenset()
+        if chosen is None and not tried and route.is_choosy:
+            route.takes_any()
             return self.aim(job)
         if chosen is not None:
-            job.aim(next(each for each in job.backends if each.backend == chosen))
+            route.aim(next(each for each in route.backends if each.backend == chosen))
         return chosen is not None
 
     def ways(self, job: Job) -> list[ServedModel]:
         """If the store is to choose among several backends of the request's model: these, each with one pool."""
-        if job.offer is None or len(job.offer.options) < 2 or job.option or job.pinned:
+        route = job.route
+        if route.offer is None or len(route.offer.options) < 2 or route.option or route.pinned:
             return []
         groups = open_options(job, self._rooms(job, (), (), time.monotonic()))
         if len(groups) < 2:
             return []
-        conversation, backends = _conversation(job), {each.backend: each for each in job.backends}
+        conversation, backends = _conversation(job), {each.backend: each for each in route.backends}
         return [backends[name] for rooms in groups.values() if (name := choose_pool(rooms, conversation))]
 
     def _rooms(self, job: Job, tried: Collection[str], asked: Collection[str], now_s: float) -> dict[str, PoolRoom]:
-        able = [each for each in job.backends if each.takes(job.needed_tokens, job.refusing)] or job.backends
+        route = job.route
+        able = [each for each in route.backends if each.takes(route.needed_tokens, route.refusing)] or route.backends
         return {
-            each.backend: self._room_of(each.fitting(job.needed_tokens, job.refusing), tried, now_s)
+            each.backend: self._room_of(each.fitting(route.needed_tokens, route.refusing), tried, now_s)
             for each in able
             if each.backend not in asked
         }
@@ -108,21 +111,23 @@ class PoolChoice:
 def aim_at_any(job: Job, asked: Collection[str]) -> bool:
     """No pool has a ready replica as far as this gateway knows. But its heartbeats are up to half a second old, and the
     store may know one. So pools that were not asked are asked, too. Returns whether there is one."""
-    left = () if job.pinned else [each for each in job.backends if each.backend not in asked]
+    route = job.route
+    left = () if route.pinned else [each for each in route.backends if each.backend not in asked]
     if left:
-        job.aim(left[0])
+        route.aim(left[0])
     return bool(left)
 
 
 def open_options(job: Job, rooms: Mapping[str, PoolRoom]) -> dict[str, dict[str, PoolRoom]]:
     """The options of the request's model from which to choose, each with the rooms of its pools: the ready ones. Those
     without weight only if no other is ready."""
-    assert job.offer is not None
+    route = job.route
+    assert route.offer is not None
     groups: dict[str, dict[str, PoolRoom]] = {}
-    for each in job.backends:
+    for each in route.backends:
         if (room := rooms.get(each.backend)) is not None and room.ready:
             groups.setdefault(each.option, {})[each.backend] = room
-    weighty = {name: group for name, group in groups.items() if _weight(job.offer, name)}
+    weighty = {name: group for name, group in groups.items() if _weight(route.offer, name)}
     return weighty or groups
 
 
@@ -132,14 +137,16 @@ def _weight(offer: Offer, option: str) -> int:
 
 def _provisional(job: Job, groups: Collection[str]) -> str:
     """The option of a request for which the store has not chosen."""
-    assert job.offer is not None
-    weights = {name: _weight(job.offer, name) for name in groups}
+    offer = job.route.offer
+    assert offer is not None
+    weights = {name: _weight(offer, name) for name in groups}
     return choose_option(weights, _conversation(job)) if weights else ""
 
 
 def _conversation(job: Job) -> bytes:
     """The bytes by which a conversation stays with its pool. Random if its prompt was not read, or if its policy does
     not look at caches."""
-    if job.prompt is None or not job.prompt.keys or job.policy not in _CACHE_POLICIES:
+    prompt = job.route.prompt
+    if prompt is None or not prompt.keys or job.policy not in _CACHE_POLICIES:
         return random.randbytes(8)
-    return job.prompt.first_content
+    return prompt.first_content

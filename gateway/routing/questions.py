@@ -14,7 +14,7 @@ from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.pool.redis_clock import RedisClock
 from coordinator.spending import Bill
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.bills import Bills
 from gateway.routing.rendezvous import fallback_order
 from gateway.routing.tenants import Tenants
@@ -50,26 +50,27 @@ class Questions:
 
     def ask(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
         """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
+        route = job.route
         room_share, standing, limits, bill = self._of_tenant(job, pool.clock, since_ms)
         order: Sequence[str] = ()
         affinity = affinity_of(job)
         if job.policy == "consistent_hash":
-            order = fallback_order(pool.records, job.served.shared, job.pinned, affinity)
+            order = fallback_order(pool.records, route.served.shared, route.pinned, affinity)
         return PlaceRequest(
             reservation=self.new_reservation(),
-            keys=job.prompt.keys if job.prompt else (),
-            tokens=job.tokens,
-            answer=job.prompt.answer if job.prompt else (0, 0),
+            keys=route.prompt.keys if route.prompt else (),
+            tokens=route.tokens,
+            answer=route.prompt.answer if route.prompt else (0, 0),
             prompt_tokens=job.prompt_tokens,
             knobs=self.knobs(job.policy, job.is_traced),
             seed=random.getrandbits(31),
             tried=tried,
-            serving=job.served.shared,
+            serving=route.served.shared,
             release=release,
-            pinned=job.pinned,
+            pinned=route.pinned,
             order=order,
             may_report=job.endpoint.reports_blocks and not job.is_batch,
-            shape=job.prompt.shape() if job.prompt else b"{}",
+            shape=route.prompt.shape() if route.prompt else b"{}",
             is_streamed=job.stream,
             room_share=room_share,
             standing=standing,
@@ -82,12 +83,13 @@ class Questions:
     def _prefill(self, job: Job) -> Prefill | None:
         """Where its prompt may be computed for it. Each choice and each prompt would ask for the KV cache by itself,
         and a reference to that is good once. Of a prompt that is to be computed as a whole, none is there."""
-        if not job.served.prefills or not job.may_pair or job.prompt is None or not job.prompt.keys:
+        route = job.route
+        if not route.served.prefills or not route.may_pair or route.prompt is None or not route.prompt.keys:
             return None
         is_paired = job.endpoint.prompt in _PAIRED and job.choices == 1 and not job.is_batch and job.reads_cache
-        if not is_paired or job.pinned or job.policy != DEFAULT_POLICY or job.not_resumed == "use_beam_search":
+        if not is_paired or route.pinned or job.policy != DEFAULT_POLICY or job.not_resumed == "use_beam_search":
             return None
-        return Prefill(job.served.prefilling, self._least_missing_tokens, tuple(job.served.prefill_themselves))
+        return Prefill(route.served.prefilling, self._least_missing_tokens, tuple(route.served.prefill_themselves))
 
     def again(self, request: PlaceRequest, job: Job, pool: Pool) -> PlaceRequest:
         """The same question, under another reservation, with what its tenant and the settings say now. It keeps its
@@ -125,12 +127,12 @@ class Questions:
     ) -> tuple[float, Standing, Limits | None, Bill | None]:
         """The room that the request may use, its standing, its limits, and what it can cost."""
         room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
-        can_wait = job.prompt is not None and job.endpoint.computes_prompt
+        can_wait = job.route.prompt is not None and job.endpoint.computes_prompt
         limits = bill = None
         if job.method == "POST" and job.endpoint.computes_prompt:
             # Between calls of the server's tools, an engine computes a response's context again.
             has_turns = job.endpoint.stores_responses and job.max_output_tokens is None
-            most_tokens = 0 if has_turns else job.choices * job.served.longest_tokens
+            most_tokens = 0 if has_turns else job.choices * job.route.served.longest_tokens
             limits = self._tenants.limits_of(
                 job.caller, job.max_output_tokens, can_wait, most_tokens, job.prompt_tokens
             )
@@ -161,4 +163,5 @@ def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
 
 def affinity_of(job: Job) -> bytes:
     """The bytes that rendezvous hashing hashes. Without a prompt they are random, so the request may go anywhere."""
-    return job.prompt.affinity if job.prompt is not None and job.prompt.keys else random.randbytes(8)
+    prompt = job.route.prompt
+    return prompt.affinity if prompt is not None and prompt.keys else random.randbytes(8)

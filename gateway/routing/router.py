@@ -16,7 +16,7 @@ from coordinator.subset import Subset
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.budget_answers import budget_refused
 from gateway.routing.failures import ReplicaFailures
 from gateway.routing.local_queue import LocalQueue
@@ -65,17 +65,18 @@ class Router:
         """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
         `last` attempt, which failed. If no replica has room, it waits for one. Raises an ApiError if the request may
         not wait, or has waited too long."""
+        route = job.route
         asked: set[str] = set()
         """The backends that have no replica left for it."""
         while True:
-            waited_s = job.waited_s
+            waited_s = route.waited_s
             ticket = await self._place_in_pool(job, tried, last, is_first=not asked)
             if ticket is not None:
                 return ticket
-            if job.waited_s > waited_s:
+            if route.waited_s > waited_s:
                 asked.clear()  # meanwhile, pools that were asked before may have got a ready replica
-            asked.add(job.served.backend)
-            job.renew(self._fleet)
+            asked.add(route.served.backend)
+            route.renew(self._fleet)
             if not self.choice.aim(job, tried, asked) and not aim_at_any(job, asked):
                 return None
 
@@ -84,8 +85,8 @@ class Router:
     ) -> Ticket | None:
         """`is_first`: no other pool was asked to place this attempt."""
         started = time.perf_counter()
-        pool = self.pool(job)
-        release, since_ms = "", pool.clock.time_ms(job.held_since_s) if job.held_since_s else 0
+        pool, route = self.pool(job), job.route
+        release, since_ms = "", pool.clock.time_ms(route.held_since_s) if route.held_since_s else 0
         if last is not None:
             since_ms = last.request.standing.since_ms or since_ms
             if is_first and last.pool is pool and not last.is_released:
@@ -93,8 +94,8 @@ class Router:
             else:
                 _give_back(last)
                 last.pool.settlements.send()  # before the next attempt counts
-        waited_s = job.waited_s
-        first = await self._weighted.first(job, since_ms) if job.offer and last is None and not tried else None
+        waited_s = route.waited_s
+        first = await self._weighted.first(job, since_ms) if route.offer and last is None and not tried else None
         if first is not None:
             pool, request = first.pool, first.request
         else:
@@ -106,10 +107,11 @@ class Router:
             ticket = await self._placed(job, pool, request, last, first) if request.serving else None
         except Refused as refusal:
             raise self._refused(job, request, refusal) from None
-        if ticket is None and job.served.unshared:
+        if ticket is None and route.served.unshared:
             ticket = self._place_unshared(job, pool, request)
         if ticket is not None:
-            request, job.option = ticket.request, job.served.option
+            request = ticket.request
+            route.chose(route.served.option)
         took_s = time.perf_counter() - started
         if request.waited_s > waited_s:
             took_s -= request.waited_s - waited_s
@@ -160,7 +162,7 @@ class Router:
         if placement == "again" or isinstance(placement, Reservation):  # by this gateway, while the request waited
             return placement
         self._store.note(pool.name, None)
-        if placement is None or placement.replica in job.served.replicas:
+        if placement is None or placement.replica in job.route.served.replicas:
             return placement
         pool.done(request.reservation)  # it has left, or somebody wrote to the store's orders by hand
         pool.claims.withdraw(request, placement)
@@ -179,7 +181,7 @@ class Router:
         placement = await first.pool.place(request)
         if not isinstance(placement, Placement):
             raise NoRoom("no_room", 0)
-        if placement.replica not in job.served.replicas:  # somebody wrote to the store's orders by hand
+        if placement.replica not in job.route.served.replicas:  # somebody wrote to the store's orders by hand
             first.pool.done(request.reservation, NOTHING)
             first.pool.claims.withdraw(request, placement)
             raise NoRoom("no_room", 0)
@@ -197,10 +199,10 @@ class Router:
     ) -> Ticket | None:
         """The ticket of a request that was placed; None if no replica is left."""
         if placement is None:
-            job.noted_wait(request.waited_s)
+            job.route.noted_wait(request.waited_s)
             return None
         if isinstance(placement, Reservation):  # by this gateway
-            url, is_bounded = job.served.replicas[placement.replica], self._local.room(pool, request).is_bounded
+            url, is_bounded = job.route.served.replicas[placement.replica], self._local.room(pool, request).is_bounded
             return Ticket(pool, request, placement.replica, placement.incarnation, url, "fallback", 0, None, is_bounded)
         return self._placed_ticket(job, pool, request, placement)
 
@@ -210,10 +212,10 @@ class Router:
             self._local.told(request, placement.left)
         if placement.passed_over_tokens:
             self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
-        ticket = self._ticket_of(pool, request, placement, job.served.replicas[placement.replica])
+        ticket = self._ticket_of(pool, request, placement, job.route.served.replicas[placement.replica])
         if placement.prefill is not None:
             leg = self._ticket_of(pool, request.of_prefill(), placement.prefill, "")
-            leg.url = job.served.prefills.get(leg.replica, "")
+            leg.url = job.route.served.prefills.get(leg.replica, "")
             if leg.url:
                 ticket.prefill = leg
             else:  # somebody wrote to the store by hand
@@ -241,7 +243,7 @@ class Router:
         return max(0, tokens - tokens % block_tokens)
 
     def pool(self, job: Job) -> Pool:
-        pool = self._store.pool(job.served.pool)
+        pool = self._store.pool(job.route.served.pool)
         self._local.watch(pool)
         return pool
 
@@ -254,13 +256,14 @@ class Router:
         job = self._asking.get(request.reservation)
         if job is None:
             return None
-        backends = job.backends_of(self._fleet)
-        same = next((each for each in backends if each.backend == job.served.backend), None)
+        route = job.route
+        backends = route.backends_of(self._fleet)
+        same = next((each for each in backends if each.backend == route.served.backend), None)
         if same is None:
             return None
-        job.backends, job.offer = backends, self._fleet.offers.get(job.placed_as or "")
-        job.aim(same)
-        return job.served.shared
+        route.backends_changed(backends, self._fleet)
+        route.aim(same)
+        return route.served.shared
 
     def use(self, settings: GatewaySettings) -> None:
         """Placements follow these settings from now on. Requests that wait and are concerned are asked again, and keep
@@ -277,7 +280,7 @@ class Router:
         for reservation, job in list(self._asking.items()):
             name, key = job.caller.tenant or NOBODY, job.caller.id
             if everybody[0] != everybody[1] or old.get(name) != new.get(name) or old_keys.get(key) != new_keys.get(key):
-                self._store.pool(job.served.pool).seats.send_away(reservation, AGAIN)
+                self._store.pool(job.route.served.pool).seats.send_away(reservation, AGAIN)
                 self._local.ask_again(reservation)
 
     def leave_dead_pools(self) -> None:
@@ -286,21 +289,22 @@ class Router:
         self.choice.forget()
         now_s = time.monotonic()
         for reservation, job in list(self._asking.items()):
-            backends = () if job.pinned else job.backends_of(self._fleet)
-            is_listed = any(each.backend == job.served.backend for each in backends)
-            if is_listed and self.choice.has_ready(job.served, now_s):
+            route = job.route
+            backends = () if route.pinned else route.backends_of(self._fleet)
+            is_listed = any(each.backend == route.served.backend for each in backends)
+            if is_listed and self.choice.has_ready(route.served, now_s):
                 continue
             if any(self.choice.has_ready(each, now_s) for each in backends):
-                self._store.pool(job.served.pool).seats.send_away(reservation)
+                self._store.pool(route.served.pool).seats.send_away(reservation)
                 self._local.send_away(reservation)
 
     def _refused(self, job: Job, request: PlaceRequest, refusal: Refused) -> ApiError:
         if isinstance(refusal, NoRoom):
             self._metrics.queue_refusals.inc(refusal.reason)
-            job.noted_wait(request.waited_s)  # another model may answer it, and it has paid for a request
+            job.route.noted_wait(request.waited_s)  # another model may answer it, and it has paid for a request
             return _no_room(refusal, self._settings.queue.wait_s)
         if isinstance(refusal, OverBudget):
-            now_s = job.billed_at_s + request.waited_s  # the window in which it came may be over
+            now_s = job.route.billed_at_s + request.waited_s  # the window in which it came may be over
             error = budget_refused(refusal, now_s, self._settings.billing.currency)
             self._metrics.queue_refusals.inc(error.code)
             return error
@@ -315,7 +319,7 @@ class Router:
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:
         """The order in which all gateways try replicas without a store: the ready ones, or all if none is ready."""
-        return fallback_order(pool.records, job.served.shared, job.pinned, affinity_of(job))
+        return fallback_order(pool.records, job.route.served.shared, job.route.pinned, affinity_of(job))
 
     def _place_unshared(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """Places a request on a replica whose id means another engine in the store. The store is told only what it
@@ -324,7 +328,7 @@ class Router:
         replica = first_usable(order, [each for each in order if self.failures.is_suspect(each)], request.tried)
         if replica is None:
             return None
-        lives, urls = job.served.unshared, job.served.replicas
+        lives, urls = job.route.served.unshared, job.route.served.replicas
         if request.bill is not None:
             if (over := self._local.over_budget(pool, request)) is not None:
                 raise self._refused(job, request, over)
@@ -343,9 +347,9 @@ class Router:
 
     def unshared_order(self, job: Job) -> list[str]:
         """The replicas whose ids mean other engines in the store, in the order in which gateways try them."""
-        if job.pinned:
-            return [job.pinned] if job.pinned in job.served.unshared else []
-        return rendezvous_order(Subset.of(job.served.unshared), affinity_of(job), lambda _: True)
+        if job.route.pinned:
+            return [job.route.pinned] if job.route.pinned in job.route.served.unshared else []
+        return rendezvous_order(Subset.of(job.route.served.unshared), affinity_of(job), lambda _: True)
 
 
 def _give_back(last: Ticket) -> None:

@@ -16,7 +16,7 @@ from coordinator.pool.pool import Pool
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.store import Store
 from gateway.replicas.offers import Offer
-from gateway.request.reader import Job
+from gateway.request.job import Job
 from gateway.routing.local_queue import LocalQueue
 from gateway.routing.pool_choice import PoolChoice
 from gateway.routing.questions import Questions
@@ -54,14 +54,15 @@ class Weighted:
         backends = self._choice.ways(job) if self._store.has_one_slot else []
         if len(backends) < 2:
             return None
-        assert job.offer is not None
+        route = job.route
+        assert route.offer is not None
         ways = []
         for backend in backends:
-            option = job.offer.options[backend.option]
-            job.aim(backend)
-            pool = self._store.pool(job.served.pool)
+            option = route.offer.options[backend.option]
+            route.aim(backend)
+            pool = self._store.pool(route.served.pool)
             request = self._questions.ask(job, pool, (), "", since_ms)
-            request.has_waited(job.waited_s)
+            request.has_waited(route.waited_s)
             if self._local.would_overtake(pool, request):
                 self._choice.aim(job)
                 return None
@@ -70,28 +71,29 @@ class Weighted:
         by_weight = sorted(ways, key=lambda way: -way.weight)
         answer: Answer | Literal["away"] | None
         try:
-            way, answer = await choose_way(by_weight, self._split(job, job.offer))
+            way, answer = await choose_way(by_weight, self._split(job, route.offer))
         except StoreError as error:
             self._choice.aim(job)
-            self._note(job.served.pool, error)
+            self._note(route.served.pool, error)
             # Another backend may have become ready while the store was asked.
-            way, answer = next((each for each in ways if each.backend == job.served.option), ways[0]), "away"
+            way, answer = next((each for each in ways if each.backend == route.served.option), ways[0]), "away"
         chosen = backends[ways.index(way)]
-        job.aim(chosen)
-        job.option = chosen.option
+        route.aim(chosen)
+        route.chose(chosen.option)
         return First(self._store.pool(chosen.pool), way.request, answer)
 
     def _split(self, job: Job, offer: Offer) -> Split:
         conversation = conversation_of(job) if offer.is_sticky else ""
-        has_begun = bool(conversation) and (bool(job.session) or job.prompt is None or job.prompt.answer != (0, 0))
+        prompt = job.route.prompt
+        has_begun = bool(conversation) and (bool(job.session) or prompt is None or prompt.answer != (0, 0))
         return Split(self._namespace, pool_slug(offer.model), conversation, has_begun)
 
 
 def conversation_of(job: Job) -> str:
     """32 hex that name the conversation of this tenant: by what its client calls it, or by its first message (the first
     2 KiB of it); "" if it has neither."""
-    content = job.session.encode() if job.session else b""
-    if not content and job.prompt is not None and job.prompt.keys:
-        content = job.prompt.first_content
+    content, prompt = job.session.encode() if job.session else b"", job.route.prompt
+    if not content and prompt is not None and prompt.keys:
+        content = prompt.first_content
     tenant = (job.caller.tenant or NOBODY).encode()
     return blake2b(tenant + b"\0" + content, digest_size=16).hexdigest() if content else ""

@@ -68,7 +68,7 @@ class RequestTrace(Untraced):
     def placing(self) -> None:
         self._begin("place", self.whole, time.time_ns())
 
-    def attempting(self, place: Placed, headers: dict[str, str]) -> None:
+    def attempting(self, place: Placed) -> Mapping[str, str] | None:
         now_ns = time.time_ns()
         if self._open:
             self._open[-1].told["kvgate.decision"] = place.decision
@@ -76,11 +76,10 @@ class RequestTrace(Untraced):
         span = self._begin("attempt", self.whole, now_ns)  # the parent of the replica's spans
         span.is_call, span.told = True, {"kvgate.replica": place.replica, "url.full": place.url}
         self._begin("first byte", span, now_ns)
-        headers["traceparent"] = f"00-{self.trace_id:032x}-{span.span_id:016x}-{self.flags:02x}"
+        headers = {"traceparent": f"00-{self.trace_id:032x}-{span.span_id:016x}-{self.flags:02x}"}
         if self.parent and self.parent.state:
             headers["tracestate"] = self.parent.state
-        else:  # a client's state without its trace says nothing
-            headers.pop("tracestate", None)
+        return headers
 
     def answered(self) -> None:
         now_ns = time.time_ns()

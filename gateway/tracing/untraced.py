@@ -23,8 +23,10 @@ class Untraced:
 
     def placing(self) -> None: ...
 
-    def attempting(self, place: Placed, headers: dict[str, str]) -> None:
-        """It was placed, and is sent there. `headers` get what the replica needs for its own spans."""
+    def attempting(self, place: Placed) -> Mapping[str, str] | None:
+        """It was placed, and is sent there. Returns the headers that the replica needs for its own spans; None if it
+        gets those of the client."""
+        return None
 
     def answered(self) -> None:
         """The first byte of its answer has come."""
@@ -46,8 +48,7 @@ class NotSampled(Untraced):
     """A request that is left out. Its replica leaves it out, too."""
 
     def __init__(self, traceparent: str) -> None:
-        self._traceparent = traceparent
+        self._headers = {"traceparent": traceparent}
 
-    def attempting(self, place: Placed, headers: dict[str, str]) -> None:
-        headers["traceparent"] = self._traceparent
-        headers.pop("tracestate", None)  # a client's state without its trace says nothing
+    def attempting(self, place: Placed) -> Mapping[str, str] | None:
+        return self._headers

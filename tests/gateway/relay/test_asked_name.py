@@ -15,8 +15,9 @@ from gateway.endpoints import endpoint_of
 from gateway.relay.asked_name import AskedName
 from gateway.relay.sse import EventRelay
 from gateway.replicas.served import ServedModel
+from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job
+from gateway.request.route import Route
 from gateway.settings.model_settings import ModelSettings
 from tests.gateway.relay.test_own_refusals import UNKNOWN, refused
 from tests.gateway.scripted import ASKED, CHAT, Relayed, ScriptedReplica, chunk, gateway_before, head, whole
@@ -127,11 +128,11 @@ async def test_a_caller_that_sees_no_decisions_sees_the_name(aliased: Relayed) -
 
 def test_a_request_that_is_pinned_to_a_replica_without_its_model_asks_for_no_other() -> None:
     """The replica that keeps its response may serve other models only."""
-    job = Job("1", "POST", "/v1/responses", endpoint_of("/v1/responses"), "", Caller(None, True), "", {}, model=ALIAS)
     ours, other = (ServedModel("pool", "/", None, {"r0": ""}, name=name) for name in ("m", "other"))
-    job.backends, job.served, job.pinned = (ours,), ours, "r0"
+    path, route = "/v1/responses", Route(ALIAS, (ours,), None, ours, pinned="r0")
+    job = Job("1", "POST", path, endpoint_of(path), "", Caller(None, True), "", {}, route, model=ALIAS)
     assert job.other_name == "m"
-    job.aim(other)
+    route.aim(other)
     assert job.other_name == ""
 
 

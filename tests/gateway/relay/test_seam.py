@@ -24,8 +24,9 @@ from gateway.relay.sent import Sent
 from gateway.relay.sse import EventRelay
 from gateway.replicas.served import ServedModel
 from gateway.request.admission import Admission
+from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job
+from gateway.request.route import Route
 from gateway.settings.limit_settings import LimitSettings
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "vllm-streams.jsonl"
@@ -265,11 +266,12 @@ def test_a_completion_without_token_ids_goes_on_behind_its_text(admission: Admis
 
 def test_the_rest_waits_as_long_as_any_request_and_keeps_the_token_ids_that_it_asks_for() -> None:
     endpoint = endpoint_of("/v1/chat/completions")
-    job = Job("1", "POST", "/v1/chat/completions", endpoint, "", Caller(None, True), "", {}, held_since_s=5, waited_s=3)
-    job.served = ServedModel("m", "m", None, {"r0": "http://r0"})
+    served = ServedModel("m", "m", None, {"r0": "http://r0"})
+    route = Route("m", (served,), None, served, held_since_s=5, waited_s=3)
+    job = Job("1", "POST", "/v1/chat/completions", endpoint, "", Caller(None, True), "", {}, route)
     exact, by_message, by_text = (
         _rest_of(job, Continuation(path, b"{}", is_exact, 9))
         for path, is_exact in (("/v1/completions", True), ("/v1/chat/completions", False), ("/v1/completions", False))
     )
-    assert (exact.held_since_s, exact.waited_s, job.held_since_s) == (0, 0, 5)
+    assert (exact.route.held_since_s, exact.route.waited_s, route.held_since_s) == (0, 0, 5)
     assert [each.wants_token_ids for each in (exact, by_message, by_text)] == [True, True, False]

@@ -9,8 +9,11 @@ import pytest
 
 from coordinator.pool.redis_clock import RedisClock
 from gateway.endpoints import endpoint_of
+from gateway.replicas.offers import Offer
+from gateway.replicas.served import ServedModel
+from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job
+from gateway.request.route import Route
 from gateway.routing.bills import Bills
 from gateway.routing.tenants import Tenants
 from gateway.settings.budget_settings import BudgetSettings
@@ -33,23 +36,12 @@ BEFORE_MIDNIGHT_MS = 1_796_079_599_000
 """In Berlin, on the last day of November 2026: a Monday."""
 
 
-class _Offer:
-    model = "chat"
-
-
 def job(caller: Caller, **changes: Any) -> Job:
     """A chat whose prompt has 100 tokens."""
-    asked = Job.__new__(Job)
-    told = {"caller": caller, "offer": _Offer(), "placed_as": "alias", "prompt": None, "prompt_tokens": 100}
-    told |= {
-        "choices": 1,
-        "max_output_tokens": None,
-        "billed_at_s": 0.0,
-        "endpoint": endpoint_of("/v1/chat/completions"),
-    }
-    for name, value in (told | changes).items():
-        setattr(asked, name, value)
-    return asked
+    path, offer = "/v1/chat/completions", Offer("chat", {}, False, (), ())
+    route = Route("alias", (), offer, ServedModel("m", "m", None, {}))
+    asked = Job("1", "POST", path, endpoint_of(path), path, caller, "", {}, route, prompt_tokens=100)
+    return asked._replace(**changes)
 
 
 def clock_at(ms: int) -> RedisClock:

@@ -14,8 +14,8 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.served import ServedModel
+from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job
 from gateway.routing.holds import Holds
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
@@ -41,9 +41,8 @@ class Held:
         self.holds = Holds(settings.queue, self.fleet, self.store, Tenants(settings), self.metrics)
 
     def job(self, tenant: str = "other", pool: str = "m") -> Job:
-        asked = job(b"x")
-        asked.caller, asked.model = Caller(tenant, False), "sim" if pool == "m" else f"sim of {pool}"
-        asked.served = ServedModel(pool, pool, None, {"r0": "http://old"})
+        asked = job(b"x")._replace(caller=Caller(tenant, False), model="sim" if pool == "m" else f"sim of {pool}")
+        asked.route.served = ServedModel(pool, pool, None, {"r0": "http://old"})
         return asked
 
     async def held(self, asked: Job) -> asyncio.Task[None]:
@@ -86,7 +85,7 @@ async def test_a_held_request_goes_to_the_address_that_its_replica_has_then() ->
     task = await gateway.held(asked)
     gateway.has_replica("http://new")
     await asyncio.wait_for(task, 1)
-    assert asked.served.replicas == {"r0": "http://new"}
+    assert asked.route.served.replicas == {"r0": "http://new"}
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.served import ServedModel
+from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Job
+from gateway.request.route import Route
 from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
@@ -46,7 +47,8 @@ def lonely_router(**policy: int) -> Router:
 
 def job(affinity: bytes) -> Job:
     prompt = Prompt("m", ["0" * 32], [400], [0], [], affinity, False)
-    placed = Job(
+    served = ServedModel("m", "m", None, {replica: f"http://{replica}" for replica in REPLICAS})
+    return Job(
         id="job",
         method="POST",
         path="/v1/completions",
@@ -55,12 +57,9 @@ def job(affinity: bytes) -> Job:
         caller=Caller(None, True),
         policy="prefix_kv_aware",
         headers={},
-        prompt=prompt,
-        tokens=[100],
+        route=Route(None, (), None, served, prompt=prompt, tokens=[100]),
         prompt_tokens=100,
     )
-    placed.served = ServedModel("m", "m", None, {replica: f"http://{replica}" for replica in REPLICAS})
-    return placed
 
 
 async def place(router: Router, affinity: bytes) -> Ticket:
@@ -110,12 +109,13 @@ async def test_the_rest_of_a_stream_keeps_its_backend_while_it_waits_and_replica
     router = lonely_router()
     rest = job(b"a" * 16)
     other = ServedModel("other", "other", None, {"r9": "http://r9"})
-    monkeypatch.setattr(router._fleet, "backends", lambda _: (rest.served, other))
-    rest.stays, rest.backends = stays, (rest.served,)
+    route = rest.route
+    monkeypatch.setattr(router._fleet, "backends", lambda _: (route.served, other))
+    route.stays, route.backends = stays, (route.served,)
     request = router.questions.ask(rest, router.pool(rest), (), "")
     router._asking[request.reservation] = rest
-    assert router._serving_now(request) == rest.served.shared
-    assert [each.backend for each in rest.backends] == (["m"] if stays else ["m", "other"])
+    assert router._serving_now(request) == route.served.shared
+    assert [each.backend for each in route.backends] == (["m"] if stays else ["m", "other"])
 
 
 async def test_where_no_replica_is_well_requests_do_not_wait() -> None:
@@ -128,10 +128,10 @@ async def test_where_no_replica_is_well_requests_do_not_wait() -> None:
 
 
 async def test_a_request_reserves_no_more_than_the_longest_context_of_its_model_for_each_choice() -> None:
-    router, asked = lonely_router(), job(b"a" * 16)
+    router = lonely_router()
     router.questions._tenants = Tenants(GatewaySettings(tenants=[{"name": "t", "limits": {"tokens_per_min": 10}}]))
-    asked.caller, asked.choices, asked.max_output_tokens = Caller("t", True), 2, 9000
-    asked.served.max_tokens.update(dict.fromkeys(REPLICAS, 1000), r0=4000)
+    asked = job(b"a" * 16)._replace(caller=Caller("t", True), choices=2, max_output_tokens=9000)
+    asked.route.served.max_tokens.update(dict.fromkeys(REPLICAS, 1000), r0=4000)
     limits = router.questions.ask(asked, router.pool(asked), (), "").limits
     assert limits is not None
     assert (limits.output_tokens, limits.most_tokens) == (8000 - 100, 8000)
@@ -139,11 +139,11 @@ async def test_a_request_reserves_no_more_than_the_longest_context_of_its_model_
 
 async def test_a_replica_of_which_the_store_knows_nothing_is_no_way_around_budgets() -> None:
     """Its id means another engine there, so nothing is placed on it by the store."""
-    router, asked = lonely_router(), job(b"a" * 16)
+    router = lonely_router()
     budget = {"per": "day", "tokens": 12_000}
     router.use(GatewaySettings(tenants=[{"name": "t", "budgets": [budget]}]))
-    asked.caller, asked.max_output_tokens = Caller("t", True), 10
-    asked.served.unshared.update(dict.fromkeys(REPLICAS, "another life"))
+    asked = job(b"a" * 16)._replace(caller=Caller("t", True), max_output_tokens=10)
+    asked.route.served.unshared.update(dict.fromkeys(REPLICAS, "another life"))
     ticket = await router.place(asked, (), None)  # of a budget that was never seen, this gateway may spend 120
     assert ticket is not None
     with pytest.raises(ApiError) as refused:
@@ -158,7 +158,7 @@ async def test_a_replica_of_which_the_store_knows_nothing_is_no_way_around_budge
 
 async def test_a_request_that_waited_until_its_budgets_window_was_over_is_told_to_come_again_at_once() -> None:
     router, asked = lonely_router(), job(b"a" * 16)
-    asked.billed_at_s = 1000.0
+    asked.route.billed(1000.0)
     request = router.questions.ask(asked, router.pool(asked), (), "")
     budget = AccountBudget("t", "day", "tokens", 100, 0.8, "2026-11-28", 1030, "2026-11-28/tokens/t")
     refusal = OverBudget([(budget, Spent("1", 100, 0), 10)])

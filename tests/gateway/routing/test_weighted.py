@@ -28,9 +28,11 @@ _SETTINGS = {
 
 
 def test_what_two_tenants_call_alike_are_two_conversations() -> None:
-    asked = [job(b"the same beginning") for _ in range(4)]
-    for each, tenant, session in zip(asked, ("a", "b") * 2, ("", "", "the same name", "the same name"), strict=True):
-        each.caller, each.session = Caller(tenant, True), session
+    asked = [
+        job(b"the same beginning")._replace(caller=Caller(tenant, True), session=session)
+        for session in ("", "the same name")
+        for tenant in ("a", "b")
+    ]
     assert len(set(map(conversation_of, asked))) == 4
 
 
@@ -59,8 +61,8 @@ async def test_a_backend_that_becomes_ready_while_the_store_is_late_fails_no_req
     for at in range(20):
         is_alive("r2", False)
         asked = job(f"conversation {at:16}".encode() * 4)
-        asked.offer, asked.backends = fleet.offers["chat"], fleet.backends("chat")
-        asked.placed_as, asked.served = "chat", asked.backends[0]
+        route, backends = asked.route, fleet.backends("chat")
+        route.placed_as, route.offer, route.backends, route.served = "chat", fleet.offers["chat"], backends, backends[0]
         ticket = await router.place(asked, (), None)
         assert ticket is not None
         assert ticket.replica in ("r0", "r1")
