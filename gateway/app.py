@@ -124,8 +124,8 @@ class Gateway:
         self.admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         self.tenants = tenants = Tenants(settings)
-        self.router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
+        self.router = Router(settings, self.store, self.metrics, self.fleet, tenants, self.holds)
         self.store.on_news, self.fleet.on_change = self._news, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, self.hangs)
         objects = StoredObjects(self.store, self.fleet)
@@ -236,7 +236,6 @@ class Gateway:
             keyring=self.keyring,
             admission=self.admission,
             fleet=fleet,
-            holds=self.holds,
             router=self.router,
             failures=self.router.failures,
             outgoing=outgoing,

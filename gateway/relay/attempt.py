@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +44,6 @@ from gateway.request.keyring import Keyring
 from gateway.request.reader import no_replica
 from gateway.routing.failures import ReplicaFailures
 from gateway.routing.fallbacks import Fallbacks
-from gateway.routing.holds import Holds
 from gateway.routing.router import NO_ROOM_IN_TIME, Router
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
@@ -68,7 +66,6 @@ class Attempts:
         keyring: Keyring,
         admission: Admission,
         fleet: Fleet,
-        holds: Holds,
         router: Router,
         failures: ReplicaFailures,
         outgoing: Outgoing,
@@ -92,7 +89,6 @@ class Attempts:
         self._keyring = keyring
         self._admission = admission
         self._fleet = fleet
-        self._holds = holds
         self._router = router
         self._failures = failures
         self._outgoing = outgoing
@@ -193,6 +189,8 @@ class Attempts:
                 if error.code != NO_ROOM_IN_TIME or not self._fall_back(job, tries, reply, "no_room"):
                     raise
                 continue
+            if ticket is None and tries.tickets and await self._is_held(job, tries):
+                continue
             if ticket is None:
                 return False
             self._refuse_revoked(job, ticket)
@@ -223,11 +221,12 @@ class Attempts:
     async def _place_alive(self, job: Job, tries: Tries, reply: Reply) -> Ticket | None:
         """The next attempt's place. Meanwhile a stream's client hears that it still waits, if that is wanted."""
         reply.trace.placing()
+        avoided_now = partial(self._elsewhere.avoided, job, tries)
         if self._keep_alive_s and job.stream:
             with reply.kept_alive(self._keep_alive_s):
-                ticket = await self._place(job, tries)
+                ticket = await self._router.place(job, tries.replicas, avoided_now, tries.last)
         else:
-            ticket = await self._place(job, tries)
+            ticket = await self._router.place(job, tries.replicas, avoided_now, tries.last)
         if ticket is not None:
             if tries.failures:
                 self._metrics.retries.inc(tries.failures[-1].reason)
@@ -248,26 +247,6 @@ class Attempts:
             ticket.ended()
             raise
 
-    async def _place(self, job: Job, tries: Tries) -> Ticket | None:
-        """It may have to wait for it. The attempt before gives back its load."""
-        if not tries.tickets:
-            await self._holds.until_ready(job)
-        while True:
-            if job.route.has_choice:
-                self._router.choice.aim(job, tries.replicas)
-            ticket = await self._router.place(job, self._elsewhere.avoided(job, tries), tries.last)
-            if ticket is not None:
-                return ticket
-            if tries.last is not None:
-                tries.last.is_released = True
-            if tries.tickets:
-                if not await self._is_held(job, tries):
-                    return None
-            elif self._holds.may_hold(job):
-                await self._holds.until_ready(job, was_refused=True)  # the last replica was drained or lost just now
-            else:
-                return None
-
     async def _is_untold(self, job: Job, tries: Tries) -> bool:
         """Whether it is held after all its replicas were tried."""
         return set(tries.replicas).issuperset(job.route.could_serve()) and await self._is_held(job, tries)
@@ -277,11 +256,8 @@ class Attempts:
         be held, it waits until one is back, and is tried as if it were new. A gateway that cannot reach replicas which
         live for others gives up after some rounds."""
         is_refused = all(failure.reason == "refused" for failure in tries.failures)
-        if not is_refused or not self._holds.may_hold(job) or tries.rounds >= _HELD_ROUNDS:
+        if not is_refused or tries.rounds >= _HELD_ROUNDS or not await self._router.is_held(job, _HELD_AGAIN_S):
             return False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_HELD_AGAIN_S):
-                await self._holds.until_ready(job, was_refused=True)
         tries.begin_again()
         return True
 

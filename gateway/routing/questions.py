@@ -6,10 +6,10 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from coordinator.accounts import Limits
-from coordinator.placement import PlaceRequest, Prefill, Standing
+from coordinator.placement import Answer, PlaceRequest, Prefill, Standing
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.pool.redis_clock import RedisClock
@@ -23,6 +23,15 @@ from gateway.settings.policies import DEFAULT_POLICY
 
 _PAIRED: Final = ("chat", "completion", "message")
 """Prompts of APIs in which vLLM hands KV caches over."""
+
+
+class Question(NamedTuple):
+    """How a pool is asked to place a request."""
+
+    pool: Pool
+    request: PlaceRequest
+    answer: Answer | str | None
+    """`ask`; or what the store has answered already; `away` if it gave no answer in time."""
 
 
 class Questions:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from coordinator.errors import NoRoom, OverBudget, OverLimit, Refused, StoreError, StoreLate
@@ -19,14 +21,15 @@ from gateway.replicas.fleet import Fleet
 from gateway.request.job import Job
 from gateway.routing.budget_answers import budget_refused
 from gateway.routing.failures import ReplicaFailures
+from gateway.routing.holds import Holds
 from gateway.routing.local_queue import LocalQueue
 from gateway.routing.pool_choice import PoolChoice, aim_at_any
-from gateway.routing.questions import Questions, affinity_of
+from gateway.routing.questions import Question, Questions, affinity_of
 from gateway.routing.rate_limits import rate_limited
 from gateway.routing.rendezvous import fallback_order, first_usable, rendezvous_order
 from gateway.routing.tenants import NOBODY, Tenants
 from gateway.routing.ticket import Ticket
-from gateway.routing.weighted import First, Weighted
+from gateway.routing.weighted import Weighted
 from gateway.settings.gateway_settings import GatewaySettings
 
 NO_ROOM_IN_TIME = "deadline_unreachable"
@@ -45,8 +48,10 @@ class Router:
         metrics: Metrics,
         fleet: Fleet,
         tenants: Tenants,
+        holds: Holds,
     ) -> None:
         self._store = store
+        self._holds = holds
         self._metrics = metrics
         self._fleet = fleet
         self._settings = settings
@@ -56,35 +61,94 @@ class Router:
         self.failures = ReplicaFailures()
         self._local = LocalQueue(store, self.failures.is_suspect)
         self._weighted = Weighted(
-            settings.redis.namespace, store, self.choice, self.questions, self._local, self._note_failure
+            settings.redis.namespace, store, self.choice, self.questions, self._local, self._no_answer
         )
         self._asking: dict[str, Job] = {}
         """By reservation: the requests that are being placed, or wait."""
 
-    async def place(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
-        """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
-        `last` attempt, which failed. If no replica has room, it waits for one. Raises an ApiError if the request may
-        not wait, or has waited too long."""
-        route = job.route
-        asked: set[str] = set()
+    async def place(
+        self, job: Job, tried: Sequence[str], avoided_now: Callable[[], Sequence[str]], last: Ticket | None
+    ) -> Ticket | None:
+        """Chooses a replica and reserves its load; None if all were tried. It is none of those `avoided_now`, which
+        are more than those `tried`. The same step gives back the load of the `last` attempt, which failed. A request
+        that was not tried yet waits while no replica is ready; then, like each, while none has room. Raises an ApiError
+        if the request may not wait, or has waited too long."""
+        if not tried:
+            await self._holds.until_ready(job)
+        route, avoided, asked = job.route, avoided_now(), set[str]()
         """The backends that have no replica left for it."""
+        if route.has_choice:
+            self.choice.aim(job, tried)
         while True:
             waited_s = route.waited_s
-            ticket = await self._place_in_pool(job, tried, last, is_first=not asked)
+            ticket = await self._in_pool(job, avoided, last, is_first=not asked)
             if ticket is not None:
                 return ticket
             if route.waited_s > waited_s:
                 asked.clear()  # meanwhile, pools that were asked before may have got a ready replica
             asked.add(route.served.backend)
             route.renew(self._fleet)
-            if not self.choice.aim(job, tried, asked) and not aim_at_any(job, asked):
+            if self.choice.aim(job, avoided, asked) or aim_at_any(job, asked):
+                continue
+            if last is not None:
+                last.is_released = True
+            if tried or not self._holds.may_hold(job):
                 return None
+            await self._holds.until_ready(job, was_refused=True)  # the last replica was drained or lost just now
+            avoided, asked = avoided_now(), set()
+            if route.has_choice:
+                self.choice.aim(job)
 
-    async def _place_in_pool(
-        self, job: Job, tried: Sequence[str], last: Ticket | None, is_first: bool
-    ) -> Ticket | None:
-        """`is_first`: no other pool was asked to place this attempt."""
-        started = time.perf_counter()
+    async def is_held(self, job: Job, most_s: float) -> bool:
+        """A request that was tried everywhere waits for news of its replicas, for so long at most. False if it may
+        not. Raises an ApiError if it has waited too long."""
+        if not self._holds.may_hold(job):
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._holds.until_ready(job, was_refused=True)
+        return True
+
+    async def _in_pool(self, job: Job, avoided: Sequence[str], last: Ticket | None, *, is_first: bool) -> Ticket | None:
+        """Asks the store for a place in the pool that the request is aimed at; None if no replica is left there. While
+        the store gives no answer, the request takes room in this gateway's share, or waits for it. It is asked again
+        when the store is back, and when its limits have changed. `is_first`: no other pool was asked for this
+        attempt."""
+        began_s, waited_s = time.perf_counter(), job.route.waited_s
+        pool, request, answer = await self._question(job, avoided, last, is_first=is_first)
+        placed: Placement | Reservation | None = None
+        try:
+            while request.serving:
+                self._asking[request.reservation] = job
+                try:
+                    is_away = self._local.would_overtake(pool, request) if answer == "ask" else answer == "away"
+                    told = "away" if is_away else self._usable(job, pool, request, await pool.place(request, answer))
+                except StoreError as error:
+                    told = self._no_answer(pool.name, error)
+                except Refused as refusal:
+                    self._heard(pool, request, refusal)
+                    raise
+                if told == "away":
+                    if last is not None:
+                        _give_back(last)
+                    told = await self._local.place(pool, request, last is not None or request.is_counted)
+                if not isinstance(told, str):
+                    placed = told
+                    break
+                del self._asking[request.reservation]
+                request, answer = self.questions.again(request, job, pool), "ask"
+        except Refused as refusal:
+            raise self._refused(job, request, refusal) from None
+        finally:
+            self._asking.pop(request.reservation, None)
+        ticket = self._ticket(job, pool, request, placed) or self._place_unshared(job, pool, request)
+        if ticket is not None:
+            job.route.chose(job.route.served.option)
+        self._observe(request, ticket, time.perf_counter() - began_s - max(0.0, request.waited_s - waited_s))
+        return ticket
+
+    async def _question(self, job: Job, avoided: Sequence[str], last: Ticket | None, *, is_first: bool) -> Question:
+        """What the store is asked, or has been asked if it had to choose among several backends."""
         pool, route = self.pool(job), job.route
         release, since_ms = "", pool.clock.time_ms(route.held_since_s) if route.held_since_s else 0
         if last is not None:
@@ -94,83 +158,51 @@ class Router:
             else:
                 _give_back(last)
                 last.pool.settlements.send()  # before the next attempt counts
-        waited_s = route.waited_s
-        first = await self._weighted.first(job, since_ms) if route.offer and last is None and not tried else None
-        if first is not None:
-            pool, request = first.pool, first.request
-        else:
-            request = self.questions.ask(job, pool, tried, release, since_ms)
-            request.has_waited(waited_s)
-        if not release and (last is not None or waited_s):
+        elif route.offer and not avoided and (first := await self._weighted.first(job, since_ms)) is not None:
+            return first
+        request = self.questions.ask(job, pool, avoided, release, since_ms)
+        request.has_waited(route.waited_s)
+        if not release and (last is not None or route.waited_s):
             request.has_counted()  # by another pool
-        try:
-            ticket = await self._placed(job, pool, request, last, first) if request.serving else None
-        except Refused as refusal:
-            raise self._refused(job, request, refusal) from None
-        if ticket is None and route.served.unshared:
-            ticket = self._place_unshared(job, pool, request)
-        if ticket is not None:
-            request = ticket.request
-            route.chose(route.served.option)
-        took_s = time.perf_counter() - started
-        if request.waited_s > waited_s:
-            took_s -= request.waited_s - waited_s
+        return Question(pool, request, "ask")
+
+    def _usable(
+        self, job: Job, pool: Pool, request: PlaceRequest, placed: Placement | Reservation | Literal["again"] | None
+    ) -> _Placed:
+        """The store's answer; `away` if it chose a replica that has left."""
+        if placed == "again" or isinstance(placed, Reservation):  # by this gateway, while the request waited
+            return placed
+        self._store.note(pool.name, None)
+        if placed is None or placed.replica in job.route.served.replicas:
+            return placed
+        pool.done(request.reservation)  # or somebody wrote to the store's orders by hand
+        pool.claims.withdraw(request, placed)
+        if placed.prefill is not None:
+            pool.placer.undo(request.of_prefill(), placed.prefill)
+        request.must_not_wait()
+        request.has_counted()
+        return "away"
+
+    def _heard(self, pool: Pool, request: PlaceRequest, refusal: Refused) -> None:
+        """The store has refused it."""
+        self._store.note(pool.name, None)
+        if isinstance(refusal, OverLimit):
+            self._local.told(request, refusal.left)
+
+    def _no_answer(self, pool: str, error: StoreError) -> Literal["away"]:
+        """The store gave no answer that can be used."""
+        self._store.note(pool, error)
+        if isinstance(error, StoreLate):
+            self._metrics.store_late.inc(error.cause)
+        return "away"
+
+    def _observe(self, request: PlaceRequest, ticket: Ticket | None, took_s: float) -> None:
+        """Counts a placement, which took so long besides waiting for room."""
         self._metrics.placement_s.observe(took_s)
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
             if request.waited_s:
                 self._metrics.queue_wait_s.observe(request.waited_s, self._tenants.bands()[request.standing.band])
-        return ticket
-
-    async def _placed(
-        self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None, first: First | None
-    ) -> Ticket | None:
-        """Asks the store, unless it has given its `first` answer. A request that it does not place takes room in this
-        gateway's share, or waits for it. It is asked again when the store is back, and when its limits have
-        changed."""
-        while True:
-            self._asking[request.reservation] = job
-            try:
-                placed = await self._in_store(job, pool, request, first)
-                if placed == "away":
-                    if last is not None:
-                        _give_back(last)
-                    placed = await self._local.place(pool, request, last is not None or request.is_counted)
-            finally:
-                del self._asking[request.reservation]
-            if not isinstance(placed, str):
-                return self._ticket(job, pool, request, placed)
-            request, first = self.questions.again(request, job, pool), None
-
-    async def _in_store(self, job: Job, pool: Pool, request: PlaceRequest, first: First | None) -> _Placed:
-        """What the store answers, or that it gives no answer that can be used."""
-        if first.answer == "away" if first is not None else self._local.would_overtake(pool, request):
-            return "away"
-        try:
-            if first is None or first.answer == "away":
-                placement = await pool.place(request)
-            else:
-                placement = await pool.place(request, first.answer)
-        except StoreError as error:
-            self._note_failure(pool.name, error)
-            return "away"
-        except Refused as refusal:
-            self._store.note(pool.name, None)
-            if isinstance(refusal, OverLimit):
-                self._local.told(request, refusal.left)
-            raise
-        if placement == "again" or isinstance(placement, Reservation):  # by this gateway, while the request waited
-            return placement
-        self._store.note(pool.name, None)
-        if placement is None or placement.replica in job.route.served.replicas:
-            return placement
-        pool.done(request.reservation)  # it has left, or somebody wrote to the store's orders by hand
-        pool.claims.withdraw(request, placement)
-        if placement.prefill is not None:
-            pool.placer.undo(request.of_prefill(), placement.prefill)
-        request.must_not_wait()
-        request.has_counted()
-        return "away"
 
     async def place_beside(
         self, job: Job, first: Ticket, tried: Sequence[str], max_share: float, most_tokens: int
@@ -188,11 +220,6 @@ class Router:
         ticket = self._placed_ticket(job, first.pool, request, placement)
         ticket.other_name = job.other_name
         return ticket
-
-    def _note_failure(self, pool: str, error: StoreError) -> None:
-        self._store.note(pool, error)
-        if isinstance(error, StoreLate):
-            self._metrics.store_late.inc(error.cause)
 
     def _ticket(
         self, job: Job, pool: Pool, request: PlaceRequest, placement: Placement | Reservation | None
@@ -323,7 +350,9 @@ class Router:
 
     def _place_unshared(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """Places a request on a replica whose id means another engine in the store. The store is told only what it
-        takes of budgets. Raises ApiError."""
+        takes of budgets. None if there is none left. Raises ApiError."""
+        if not job.route.served.unshared:
+            return None
         order = self.unshared_order(job)
         replica = first_usable(order, [each for each in order if self.failures.is_suspect(each)], request.tried)
         if replica is None:

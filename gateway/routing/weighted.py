@@ -7,29 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Literal, NamedTuple
 
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
-from coordinator.placement import Answer, PlaceRequest
-from coordinator.pool.pool import Pool
+from coordinator.placement import Answer
 from coordinator.pool.routed import Split, Way, choose_way
 from coordinator.store import Store
 from gateway.replicas.offers import Offer
 from gateway.request.job import Job
 from gateway.routing.local_queue import LocalQueue
 from gateway.routing.pool_choice import PoolChoice
-from gateway.routing.questions import Questions
+from gateway.routing.questions import Question, Questions
 from gateway.routing.tenants import NOBODY
-
-
-class First(NamedTuple):
-    """Which way the first attempt of a request goes."""
-
-    pool: Pool
-    request: PlaceRequest
-    answer: Answer | Literal["away"] | None
-    """The store's; None if no replica is left, `away` if it has given no answer in time."""
 
 
 class Weighted:
@@ -42,13 +31,13 @@ class Weighted:
         choice: PoolChoice,
         questions: Questions,
         local: LocalQueue,
-        note: Callable[[str, StoreError], None],
+        note: Callable[[str, StoreError], object],
     ) -> None:
         """`note` is told of placements for which the store has given no answer."""
         self._namespace, self._store, self._choice = namespace, store, choice
         self._questions, self._local, self._note = questions, local, note
 
-    async def first(self, job: Job, since_ms: int) -> First | None:
+    async def first(self, job: Job, since_ms: int) -> Question | None:
         """Lets the store choose among the backends of the request's model, and aims the request at one. None if there
         is nothing to choose, or nobody who counts."""
         backends = self._choice.ways(job) if self._store.has_one_slot else []
@@ -63,13 +52,15 @@ class Weighted:
             pool = self._store.pool(route.served.pool)
             request = self._questions.ask(job, pool, (), "", since_ms)
             request.has_waited(route.waited_s)
+            if route.waited_s:
+                request.has_counted()  # by another pool
             if self._local.would_overtake(pool, request):
                 self._choice.aim(job)
                 return None
             ways.append(Way(pool.placer, request, option.name, option.weight or 1))
         # The store takes least time for a request that goes the first way.
         by_weight = sorted(ways, key=lambda way: -way.weight)
-        answer: Answer | Literal["away"] | None
+        answer: Answer | str | None
         try:
             way, answer = await choose_way(by_weight, self._split(job, route.offer))
         except StoreError as error:
@@ -80,7 +71,7 @@ class Weighted:
         chosen = backends[ways.index(way)]
         route.aim(chosen)
         route.chose(chosen.option)
-        return First(self._store.pool(chosen.pool), way.request, answer)
+        return Question(self._store.pool(chosen.pool), way.request, answer)
 
     def _split(self, job: Job, offer: Offer) -> Split:
         conversation = conversation_of(job) if offer.is_sticky else ""

@@ -21,6 +21,7 @@ from gateway.replicas.served import ServedModel
 from gateway.request.job import Job
 from gateway.request.keyring import Caller
 from gateway.request.route import Route
+from gateway.routing.holds import Holds
 from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
@@ -36,13 +37,9 @@ def lonely_router(**policy: int) -> Router:
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
     settings = GatewaySettings(policy=PolicySettings(**policy))
-    return Router(
-        settings,
-        store,
-        Metrics(),
-        Fleet([], store, Upstream(settings.timeouts.idle_s, None)),
-        Tenants(settings),
-    )
+    fleet = Fleet([], store, Upstream(settings.timeouts.idle_s, None))
+    tenants, metrics = Tenants(settings), Metrics()
+    return Router(settings, store, metrics, fleet, tenants, Holds(settings.queue, fleet, store, tenants, metrics))
 
 
 def job(affinity: bytes) -> Job:
@@ -57,13 +54,13 @@ def job(affinity: bytes) -> Job:
         caller=Caller(None, True),
         policy="prefix_kv_aware",
         headers={},
-        route=Route(None, (), None, served, prompt=prompt, tokens=[100]),
+        route=Route(None, (served,), None, served, prompt=prompt, tokens=[100]),
         prompt_tokens=100,
     )
 
 
 async def place(router: Router, affinity: bytes) -> Ticket:
-    ticket = await router.place(job(affinity), (), None)
+    ticket = await router.place(job(affinity), (), list, None)
     assert ticket is not None
     assert ticket.why == "fallback"
     return ticket
@@ -144,10 +141,10 @@ async def test_a_replica_of_which_the_store_knows_nothing_is_no_way_around_budge
     router.use(GatewaySettings(tenants=[{"name": "t", "budgets": [budget]}]))
     asked = job(b"a" * 16)._replace(caller=Caller("t", True), max_output_tokens=10)
     asked.route.served.unshared.update(dict.fromkeys(REPLICAS, "another life"))
-    ticket = await router.place(asked, (), None)  # of a budget that was never seen, this gateway may spend 120
+    ticket = await router.place(asked, (), list, None)  # of a budget that was never seen, this gateway may spend 120
     assert ticket is not None
     with pytest.raises(ApiError) as refused:
-        await router.place(asked, (), None)
+        await router.place(asked, (), list, None)
     assert refused.value.code == "budget_reserved"
     ticket.used = Used(20, 20)
     for _ in range(2):

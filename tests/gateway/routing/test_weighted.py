@@ -14,6 +14,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
 from gateway.request.keyring import Caller
 from gateway.routing import weighted
+from gateway.routing.holds import Holds
 from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
 from gateway.routing.weighted import conversation_of
@@ -41,7 +42,8 @@ async def test_a_backend_that_becomes_ready_while_the_store_is_late_fails_no_req
 ) -> None:
     settings, store = GatewaySettings.model_validate(_SETTINGS), Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0")
     fleet = Fleet(settings.replicas, store, Upstream(settings.timeouts.idle_s, None), settings.models)
-    router = Router(settings, store, Metrics(), fleet, Tenants(settings))
+    tenants, metrics = Tenants(settings), Metrics()
+    router = Router(settings, store, metrics, fleet, tenants, Holds(settings.queue, fleet, store, tenants, metrics))
     for name in REPLICAS:
         member = fleet.members[name]
         member.pool, member.alive, member.cards = "m", True, [ModelCard("chat", "m", None, {})]
@@ -63,6 +65,6 @@ async def test_a_backend_that_becomes_ready_while_the_store_is_late_fails_no_req
         asked = job(f"conversation {at:16}".encode() * 4)
         route, backends = asked.route, fleet.backends("chat")
         route.placed_as, route.offer, route.backends, route.served = "chat", fleet.offers["chat"], backends, backends[0]
-        ticket = await router.place(asked, (), None)
+        ticket = await router.place(asked, (), list, None)
         assert ticket is not None
         assert ticket.replica in ("r0", "r1")
