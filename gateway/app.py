@@ -33,6 +33,7 @@ from gateway.control.replica_changes import ReplicaChanges
 from gateway.control.routes import build_control
 from gateway.control.status import Status
 from gateway.control.usage import UsageReport
+from gateway.deadlines import Deadlines
 from gateway.http.asgi import run_asgi
 from gateway.http.cors import Cors
 from gateway.http.exchange import Exchange
@@ -44,7 +45,8 @@ from gateway.metrics.store_metrics import StoreMetrics
 from gateway.records.file_keys import FileKeys
 from gateway.records.record import Signer
 from gateway.records.record_book import RecordBook
-from gateway.relay.attempt import Attempts
+from gateway.relay.attempt import Attempt
+from gateway.relay.attempts import Attempts
 from gateway.relay.audit import Audit
 from gateway.relay.charges import Charges
 from gateway.relay.elsewhere import Elsewhere
@@ -205,12 +207,32 @@ class Gateway:
             self.recorder.sinks.append(self.access_log)
 
     def _attempts(self, tenants: Tenants, objects: StoredObjects, progress: AnswerProgress) -> Attempts:
-        """What sends requests to replicas."""
+        """What sends requests to replicas, until one answers."""
+        settings, fleet, metrics = self.settings, self.fleet, self.metrics
+        charges, deadlines = Charges(tenants, fleet), Deadlines()
+        relay = Relay(self.reader, objects, Audit(metrics, self.tasks, fleet.block_tokens), progress, charges)
+        attempt = self._attempt(Outgoing(fleet, tenants), relay, charges, deadlines)
+        return Attempts(
+            settings,
+            keyring=self.keyring,
+            admission=self.admission,
+            fleet=fleet,
+            router=self.router,
+            elsewhere=self.elsewhere,
+            fallbacks=Fallbacks(fleet),
+            attempt=attempt,
+            resumptions=self.resumptions,
+            charges=charges,
+            metrics=metrics,
+            deadlines=deadlines,
+        )
+
+    def _attempt(self, outgoing: Outgoing, relay: Relay, charges: Charges, deadlines: Deadlines) -> Attempt:
+        """What sends a request to one replica."""
         settings, fleet, metrics = self.settings, self.fleet, self.metrics
         self.elsewhere = Elsewhere(settings.retries, fleet, self.router.failures, self.moves, metrics)
         text_tokens = TextTokens(fleet, self.upstream, self.admission)
         self.resumptions = Resumptions(settings.resume, self.admission, text_tokens, metrics)
-        charges, outgoing = Charges(tenants, fleet), Outgoing(fleet, tenants)
         self.hedges = Hedges(
             settings.hedge,
             store=self.store,
@@ -231,24 +253,21 @@ class Gateway:
             failures=self.router.failures,
             metrics=metrics,
         )
-        return Attempts(
-            settings,
-            keyring=self.keyring,
-            admission=self.admission,
+        return Attempt(
+            settings.timeouts,
             fleet=fleet,
-            router=self.router,
             failures=self.router.failures,
             outgoing=outgoing,
             upstream=self.upstream,
             moves=self.moves,
             elsewhere=self.elsewhere,
-            relay=Relay(self.reader, objects, Audit(metrics, self.tasks, fleet.block_tokens), progress, charges),
-            charges=charges,
-            fallbacks=Fallbacks(fleet),
-            resumptions=self.resumptions,
-            hedges=self.hedges,
             prefill_legs=self.prefill_legs,
+            hedges=self.hedges,
+            relay=relay,
+            resumptions=self.resumptions,
+            charges=charges,
             metrics=metrics,
+            deadlines=deadlines,
         )
 
     def _proxy(self, keyring: Keyring, objects: StoredObjects, attempts: Attempts, recorder: Recorder) -> Proxy:

@@ -30,7 +30,7 @@ from gateway.relay.elsewhere import Elsewhere
 from gateway.relay.lateness import Lateness, predicted_s, tokens_until
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
-from gateway.relay.retries import Failure
+from gateway.relay.retries import HEDGED, Failure
 from gateway.relay.second import Second
 from gateway.relay.tries import Tries
 from gateway.request.admission import Admission
@@ -41,8 +41,6 @@ from gateway.settings.limit_settings import HedgeSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream, UpstreamError
 
-HEDGED: Final = "hedged"
-"""Why an attempt ended: a second one began first."""
 LATER: Final = "later"
 """Of a second attempt that would not come earlier than the first one has waited."""
 _ALONE = 2.0

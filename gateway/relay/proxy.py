@@ -23,7 +23,7 @@ from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.metrics.label_values import OTHERS
-from gateway.relay.attempt import Attempts
+from gateway.relay.attempts import Attempts
 from gateway.relay.reply import Reply
 from gateway.relay.request_record import Recorder
 from gateway.relay.stored_objects import StoredObjects

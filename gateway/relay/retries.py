@@ -25,6 +25,8 @@ RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _UNAVAILABLE = 503
 DRAINED = "drained"
 """Of an attempt whose replica is being emptied."""
+HEDGED = "hedged"
+"""Of an attempt beside which a second one began first."""
 _BROKEN = frozenset({500, 502})
 _NOT_EXECUTED = frozenset({"refused", "status_404", "status_429", "status_503"})
 _PAUSED = b"Generation is paused"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.relay.retries import Failure
+from coordinator.placement import NOTHING
+from coordinator.registry import ASLEEP
+from gateway.relay.retries import HEDGED, Failure
 from gateway.relay.seam import Seam
 from gateway.relay.second import Second
 from gateway.relay.sent import Sent
@@ -12,7 +14,7 @@ from gateway.routing.ticket import Ticket
 
 
 class Tries:
-    """Where a request was tried, and how each attempt failed. Only `Attempts` changes it."""
+    """Where a request was tried, and how each attempt failed. Only `Attempts` and `Attempt` change it."""
 
     __slots__ = ("failures", "last", "left", "rounds", "seam", "second", "sent", "tickets")
 
@@ -56,6 +58,15 @@ class Tries:
     def has_stalled(self) -> bool:
         """Whether an attempt before was a stall: see moves.py."""
         return bool(self.failures) and any(failure.is_stall for failure in self.failures)  # most have none
+
+    def failed(self, failure: Failure) -> None:
+        """The current attempt has failed. One that has done nothing does not count as a try."""
+        self.ticket.used = NOTHING
+        if failure.reason in (ASLEEP, HEDGED):
+            self.tickets.pop()
+            return
+        self.ticket.failure = failure.reason
+        self.failures.append(failure)
 
     def begin_again(self) -> None:
         """Forget where it was tried. The load of these attempts is given back: the last one's by the next placement."""
