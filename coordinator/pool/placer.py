@@ -87,7 +87,7 @@ class Placer:
     def kept(self) -> list[str]:
         """What the store may reserve, or hold a seat for, although this gateway does not count it as live."""
         pairs = [each for each in (*self._unanswered.values(), *self.seats.requests()) if each.prefill is not None]
-        return [*self.placing, *self.seats.names(), *(each.prefill_reservation for each in pairs)]
+        return [*{*self.placing, *self._unanswered}, *self.seats.names(), *(each.prefill_reservation for each in pairs)]
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -121,8 +121,14 @@ class Placer:
                 lacked = answer
                 asked_s = time.monotonic() if lacked == "late" else asked_s
                 continue
+            if isinstance(answer, Refused):
+                self._was_refused(request, answer)
+                try:
+                    raise answer
+                finally:
+                    del answer  # held by a frame of its own traceback, it would stay in memory, and its request with it
             if not isinstance(answer, Seat):
-                return self._placed(request, answer)
+                return answer
             granted = await self._granted(request, answer, began_s)
             if not isinstance(granted, str):
                 return granted
@@ -132,16 +138,12 @@ class Placer:
             await asyncio.sleep(again_s)
             answer, lacked = "ask", ""
 
-    def _placed(self, request: PlaceRequest, answer: Placement | Refused | None) -> Placement | None:
-        """Raises Refused."""
-        if isinstance(answer, OverBudget):
+    def _was_refused(self, request: PlaceRequest, refusal: Refused) -> None:
+        if isinstance(refusal, OverBudget):
             assert request.bill is not None
-            self._reservations.spent.told(request.bill, [spent for _, spent, _ in answer.of])
+            self._reservations.spent.told(request.bill, [spent for _, spent, _ in refusal.of])
             if request.waited_s:  # its seat had reserved of its limits
                 self._settlements.soon("done", request.reservation, NOTHING)
-        if isinstance(answer, Refused):
-            raise answer
-        return answer
 
     async def _granted(self, request: PlaceRequest, seat: Seat, began_s: float) -> Placement | Reservation | str:
         """Waits for room. A status if the request has to be placed again."""
@@ -190,12 +192,12 @@ class Placer:
             self._reservations.released(request, is_over=True)
             if is_last or not any(map(request.admits, self._replicas.records.values())):
                 return None  # else the store has lost replicas that this gateway knows: state them again
+        if status == "undeclared" or (status in ("none", "stale") and epoch == self.link.epoch and not is_last):
+            self.make_known(request, status)
         if is_last and status == "late":
             raise StoreLate("placements were sent too late", "gateway")
         if is_last:
             raise StoreDown(f"the store does not take this placement: {status}")
-        if status == "undeclared" or (status in ("none", "stale") and epoch == self.link.epoch):
-            self.make_known(request, status)
         return status
 
     def make_known(self, request: PlaceRequest, status: str) -> None:

@@ -123,7 +123,10 @@ class Reservations:
             one.budget = one.budget._replace(requests=0)
 
     def undo(self, reservation: str) -> None:
-        """Nobody wants what the store has reserved. If the request was adopted since, that stays."""
+        """Nobody wants what the store has reserved. If the request was adopted since, it stays; if that was counted, it
+        has replaced what the store had reserved."""
+        if self.settlements.is_adopted(reservation):
+            return
         if reservation not in self.settlements.to_adopt:
             self._drop(reservation)
         self.settlements.soon("done", reservation, NOTHING)

@@ -103,6 +103,10 @@ class Settlements:
         self.to_adopt -= counted
         return counted
 
+    def is_adopted(self, reservation: str) -> bool:
+        """Whether a heartbeat or a reassertion has counted this request, which was placed without the store."""
+        return reservation in self._adopted
+
     def forget(self, reservation: str) -> None:
         """The request is over, and settled."""
         self.to_adopt.discard(reservation)

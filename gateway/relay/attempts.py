@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 from coordinator.placement import NOTHING
@@ -37,6 +38,7 @@ _HELD_AGAIN_S = 1.0
 """How often a request that is held is tried again, if no news of the replicas comes: as often as they are checked."""
 _HELD_ROUNDS = 5
 """By then all gateways know that the replicas are dead, and it is held without being tried."""
+_NOT_KEPT_ALIVE = nullcontext()
 
 
 class Attempts:
@@ -154,8 +156,6 @@ class Attempts:
                 if error.code != NO_ROOM_IN_TIME or not self._fall_back(job, tries, reply, "no_room"):
                     raise
                 continue
-            if ticket is None and tries.tickets and await self._is_held(job, tries):
-                continue
             if ticket is None:
                 return False
             self._refuse_revoked(job, ticket)
@@ -184,12 +184,11 @@ class Attempts:
     async def _place_alive(self, job: Job, tries: Tries, reply: Reply) -> Ticket | None:
         """The next attempt's place. Meanwhile a stream's client hears that it still waits, if that is wanted."""
         reply.trace.placing()
-        avoided_now = partial(self._elsewhere.avoided, job, tries)
-        if self._keep_alive_s and job.stream:
-            with reply.kept_alive(self._keep_alive_s):
-                ticket = await self._router.place(job, tries.replicas, avoided_now, tries.last)
-        else:
-            ticket = await self._router.place(job, tries.replicas, avoided_now, tries.last)
+        avoided_now, is_new = partial(self._elsewhere.avoided, job, tries), not tries.tickets
+        with reply.kept_alive(self._keep_alive_s) if self._keep_alive_s and job.stream else _NOT_KEPT_ALIVE:
+            ticket = await self._router.place(job, tries.replicas, avoided_now, tries.last, is_new=is_new)
+            while ticket is None and tries.tickets and await self._is_held(job, tries):
+                ticket = await self._router.place(job, (), avoided_now, tries.last, is_new=False)
         if ticket is not None:
             if tries.failures:
                 self._metrics.retries.inc(tries.failures[-1].reason)

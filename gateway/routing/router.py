@@ -67,18 +67,25 @@ class Router:
         """By reservation: the requests that are being placed, or wait."""
 
     async def place(
-        self, job: Job, tried: Sequence[str], avoided_now: Callable[[], Sequence[str]], last: Ticket | None
+        self,
+        job: Job,
+        tried: Sequence[str],
+        avoided_now: Callable[[], Sequence[str]],
+        last: Ticket | None,
+        *,
+        is_new: bool,
     ) -> Ticket | None:
         """Chooses a replica and reserves its load; None if all were tried. It is none of those `avoided_now`, which
         are more than those `tried`. The same step gives back the load of the `last` attempt, which failed. A request
-        that was not tried yet waits while no replica is ready; then, like each, while none has room. Raises an ApiError
-        if the request may not wait, or has waited too long."""
-        if not tried:
+        waits for room; before, if it `is_new`, it waits until this gateway knows a replica that is ready. Raises an
+        ApiError if the request may not wait, or has waited too long."""
+        if is_new:
             await self._holds.until_ready(job)
-        route, avoided, asked = job.route, avoided_now(), set[str]()
+        route, asked = job.route, set[str]()
         """The backends that have no replica left for it."""
         if route.has_choice:
             self.choice.aim(job, tried)
+        avoided = avoided_now()
         while True:
             waited_s = route.waited_s
             ticket = await self._in_pool(job, avoided, last, is_first=not asked)
@@ -95,9 +102,10 @@ class Router:
             if tried or not self._holds.may_hold(job):
                 return None
             await self._holds.until_ready(job, was_refused=True)  # the last replica was drained or lost just now
-            avoided, asked = avoided_now(), set()
+            asked.clear()
             if route.has_choice:
                 self.choice.aim(job)
+            avoided = avoided_now()
 
     async def is_held(self, job: Job, most_s: float) -> bool:
         """A request that was tried everywhere waits for news of its replicas, for so long at most. False if it may
@@ -141,6 +149,7 @@ class Router:
             raise self._refused(job, request, refusal) from None
         finally:
             self._asking.pop(request.reservation, None)
+            answer = None  # it may be the refusal: see Placer.place
         ticket = self._ticket(job, pool, request, placed) or self._place_unshared(job, pool, request)
         if ticket is not None:
             job.route.chose(job.route.served.option)

@@ -342,7 +342,10 @@ async def test_what_one_answer_adds_is_owed_however_long_that_takes(
         await placed(other, limited("next", tokens_per_min=100))
 
 
-@pytest.mark.parametrize("how", ["not sent", "undone first", "undone after its end", "counted first", "lost"])
+@pytest.mark.parametrize(
+    "how",
+    ["not sent", "undone first", "undone after its end", "counted first", "stated first", "over and stated", "lost"],
+)
 async def test_what_a_gateway_let_in_by_itself_counts_once_whatever_became_of_its_placement(
     redis_server: RedisServer, client: redis.Redis, how: str
 ) -> None:
@@ -361,8 +364,10 @@ async def test_what_a_gateway_let_in_by_itself_counts_once_whatever_became_of_it
                 one.placer.budget_s = 5.0
             if how != "undone first":
                 one.adopt(Reservation("late", "r1", "life1", 100, "-", asked.budget(100, requests=1)))
-            if how in ("undone after its end", "lost"):
+            if how in ("undone after its end", "over and stated", "lost"):
                 one.done("late", Used(0, 300))
+            if "stated" in how:
+                one.reassert()
             if how == "counted first":
                 one.reservations.count_adopted()
             if how == "lost":

@@ -222,10 +222,11 @@ async def test_a_request_that_its_gateway_placed_without_the_store_has_no_seat_w
         assert isinstance(await tasks["kept"], Placement | None)
 
 
-@pytest.mark.parametrize("was_placed", [True, False])
+@pytest.mark.parametrize(("was_placed", "was_deaf"), [(True, False), (True, True), (False, False)])
 async def test_a_grant_that_nobody_wants_when_the_store_is_back_claims_nothing(
-    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, was_placed: bool
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, was_placed: bool, was_deaf: bool
 ) -> None:
+    """Also if it is heard after the request that was placed without the store was counted: `was_deaf`."""
     monkeypatch.setattr(seats, "_AWAY_S", 0.0)
     async with two_gateways(redis_server) as (one, other):
         [full, *_] = await fill(one)
@@ -234,8 +235,12 @@ async def test_a_grant_that_nobody_wants_when_the_store_is_back_claims_nothing(
         other.seats.on_away = away.set
         other.detach()
         await away.wait()
+        if was_deaf:
+            assert other.seats._listener is not None
+            other.seats._listener.cancel()
+            await asyncio.wait([other.seats._listener])
         if was_placed:
-            reservation = Reservation("gone", "r0", "life1", 100, "-")
+            reservation = Reservation("gone", "r1", "life1", 100, "-")
             other.adopt(reservation)
             other.seats.take(reservation)
         else:
@@ -252,7 +257,7 @@ async def test_a_grant_that_nobody_wants_when_the_store_is_back_claims_nothing(
 
         await eventually(is_forgotten)
         await beaten(other)
-        assert len(await client.hgetall(KEYS.flight("gw1"))) == was_placed
+        assert (len(await client.hgetall(KEYS.flight("gw1"))), len(other.live)) == (was_placed, was_placed)
         other.done("gone")
         await beaten(other)
         await drained(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import NoRoom
-from coordinator.placement import Placement
+from coordinator.placement import Placement, PlaceRequest
 from coordinator.policy_knobs import PolicyKnobs
 from coordinator.pool.pool import Pool
 from coordinator.pool.queue_view import read_queue
@@ -461,3 +462,21 @@ async def test_who_waits_for_full_replicas_hides_nobody(redis_server: RedisServe
         assert placement.replica == "r1"
         for task in crowd:
             task.cancel()
+
+
+async def test_refusals_do_not_keep_their_requests_in_memory(redis_server: RedisServer, client: redis.Redis) -> None:
+    """Their bodies are not counted any more."""
+    async with two_gateways(redis_server) as (one, _):
+        await fill(one)
+        gc.collect()
+        gc.disable()  # it would find them, later
+        try:
+            for number in range(20):
+                try:
+                    await one.place(asking(f"refused {number}", replace(ONE_EACH, max_waiting=0)))
+                except NoRoom:
+                    continue
+            kept = sum(type(each) is PlaceRequest for each in gc.get_objects())
+        finally:
+            gc.enable()
+    assert kept < 10

@@ -19,7 +19,7 @@ HeadersOf = Callable[[Job], dict[str, str]]
 async def headers() -> HeadersOf:
     """Of an attempt at a replica."""
     router = lonely_router()
-    ticket = await router.place(job(b"a" * 16), (), list, None)
+    ticket = await router.place(job(b"a" * 16), (), list, None, is_new=True)
     assert ticket is not None
     outgoing = Outgoing(router._fleet, router._tenants)
     return lambda asked: outgoing.headers(asked, ticket)

@@ -60,7 +60,7 @@ def job(affinity: bytes) -> Job:
 
 
 async def place(router: Router, affinity: bytes) -> Ticket:
-    ticket = await router.place(job(affinity), (), list, None)
+    ticket = await router.place(job(affinity), (), list, None, is_new=True)
     assert ticket is not None
     assert ticket.why == "fallback"
     return ticket
@@ -115,6 +115,24 @@ async def test_the_rest_of_a_stream_keeps_its_backend_while_it_waits_and_replica
     assert [each.backend for each in route.backends] == (["m"] if stays else ["m", "other"])
 
 
+async def test_replicas_are_avoided_at_the_backend_at_which_a_request_is_aimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    router, asked = lonely_router(), job(b"a" * 16)
+    other = ServedModel("other", "m", None, {"r1": "http://r1", "r2": "http://r2"})
+    asked.route.backends = (asked.route.served, other)
+    for replica in other.replicas:
+        router._store.pool("other").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
+    monkeypatch.setattr(router.choice, "aim", lambda one, *_: one.route.aim(other))
+    avoided: list[str] = []
+
+    def avoided_now() -> list[str]:
+        avoided.append(asked.route.served.backend)
+        return ["r1"]
+
+    ticket = await router.place(asked, (), avoided_now, None, is_new=True)
+    assert ticket is not None
+    assert (avoided, ticket.replica) == (["other"], "r2")
+
+
 async def test_where_no_replica_is_well_requests_do_not_wait() -> None:
     router = lonely_router(max_active_requests=1)
     tickets = [await place(router, b"a" * 16) for _ in REPLICAS]
@@ -141,10 +159,12 @@ async def test_a_replica_of_which_the_store_knows_nothing_is_no_way_around_budge
     router.use(GatewaySettings(tenants=[{"name": "t", "budgets": [budget]}]))
     asked = job(b"a" * 16)._replace(caller=Caller("t", True), max_output_tokens=10)
     asked.route.served.unshared.update(dict.fromkeys(REPLICAS, "another life"))
-    ticket = await router.place(asked, (), list, None)  # of a budget that was never seen, this gateway may spend 120
+    ticket = await router.place(
+        asked, (), list, None, is_new=True
+    )  # of a budget that was never seen, this gateway may spend 120
     assert ticket is not None
     with pytest.raises(ApiError) as refused:
-        await router.place(asked, (), list, None)
+        await router.place(asked, (), list, None, is_new=True)
     assert refused.value.code == "budget_reserved"
     ticket.used = Used(20, 20)
     for _ in range(2):

@@ -65,6 +65,6 @@ async def test_a_backend_that_becomes_ready_while_the_store_is_late_fails_no_req
         asked = job(f"conversation {at:16}".encode() * 4)
         route, backends = asked.route, fleet.backends("chat")
         route.placed_as, route.offer, route.backends, route.served = "chat", fleet.offers["chat"], backends, backends[0]
-        ticket = await router.place(asked, (), list, None)
+        ticket = await router.place(asked, (), list, None, is_new=True)
         assert ticket is not None
         assert ticket.replica in ("r0", "r1")
