@@ -21,6 +21,7 @@ is refused. Where to look:
     engine         the step loop, and the wait for a request's tokens
     cache          blocks: hits, LRU eviction, reference counts
     nixl           KV blocks for other servers, and theirs
+    pd_role        a role, prefill or decode, that changes while it runs
     offload        vLLM's CPU tier                   sim_lmcache      LMCache's chunks, in CPU memory and in a Redis
     events         vLLM's KV events, and their publisher over ZeroMQ
     metrics        vLLM's metrics                    faults           failures on demand

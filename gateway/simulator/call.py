@@ -60,6 +60,8 @@ class Call:
         """Takes the blocks of its prompt from another server, if it names one. A stream begins before that, so the
         error is one of its events. Else raises a 500."""
         reference = self.body.get("kv_transfer_params") or {}
+        if self.replica.pd_role is not None:
+            self.replica.pd_role.check(self.request.path, reference)
         if self.replica.nixl is None or not reference.get("do_remote_prefill"):
             return
         try:
@@ -205,6 +207,14 @@ def inference(replica: SimReplica, handler: Callable[[Call], Awaitable[web.Strea
 
     async def handle(request: web.Request) -> web.StreamResponse:
         await replica.faults.until_free()
+        if (role := replica.pd_role) is None:
+            return await answered(request)
+        if (refusal := role.refusal(request.path, request.headers)) is not None:
+            return web.json_response(refusal, status=409)
+        with role.admitted():
+            return await answered(request)
+
+    async def answered(request: web.Request) -> web.StreamResponse:
         replica.num_requests += 1
         fault = replica.faults.take(*OF_REQUESTS) if request.path not in _OF_SERVER else None
         try:

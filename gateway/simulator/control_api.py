@@ -59,6 +59,16 @@ async def fetch(replica: SimReplica, request: web.Request) -> web.StreamResponse
     return web.json_response({"is_there": replica.nixl.unpin(told["engine_id"], told["name"])})
 
 
+async def pd_role(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    """Tells the role, or begins to change it."""
+    if replica.pd_role is None:
+        raise not_found()
+    if request.method == "GET":
+        return web.json_response(replica.pd_role.status())
+    replica.pd_role.switch(await read_json(request))
+    return web.json_response(replica.pd_role.status(), status=202)
+
+
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     body, content_type = generate_latest(replica.metrics.registry), "text/plain; version=0.0.4"
     if replica.settings.rust_frontend:

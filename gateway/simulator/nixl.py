@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +49,8 @@ class Nixl:
     transfer_s_per_token: float
     counts: Counter[str] = field(default_factory=Counter)
     """References that were given, fetched, fetched `late`, that have expired; and fetches that failed."""
+    on_unpinned: Callable[[], None] = lambda: None
+    """Called when blocks were fetched, or have expired."""
     _engine_id: str = field(default_factory=lambda: os.urandom(8).hex())
     _pinned: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -71,9 +74,15 @@ class Nixl:
             "remote_prefill_cached_tokens": usage.cached_tokens,
         }
 
+    @property
+    def num_pinned(self) -> int:
+        """Prompts whose blocks wait to be fetched."""
+        return len(self._pinned)
+
     def _expire(self, name: str) -> None:
         if self._pinned.pop(name, None) is not None:
             self.counts["expired"] += 1
+            self.on_unpinned()
 
     def unpin(self, engine_id: str, name: str) -> bool:
         """Another server fetches the blocks. Whether they are still there. Raises a 400 for those of another life."""
@@ -81,6 +90,7 @@ class Nixl:
             raise bad_request("unknown engine id")
         is_there = self._pinned.pop(name, None) is not None
         self.counts["fetched" if is_there else "late"] += 1
+        self.on_unpinned()
         return is_there
 
     async def fetch(self, reference: dict[str, Any]) -> Fetched | None:

@@ -15,6 +15,7 @@ from gateway.simulator.faults import Faults
 from gateway.simulator.images import ImageReader
 from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.nixl import Nixl
+from gateway.simulator.pd_role import PdRole
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.protocol import token_limit
 from gateway.simulator.settings import SimSettings
@@ -119,6 +120,8 @@ class SimReplica:
         self.sleep = Sleep(self.engines)
         self.metrics.watch(self.engines, lambda: self.sleep.level)
         self.tasks = Tasks()
+        can_switch = self.nixl is not None and settings.pd_role
+        self.pd_role = PdRole(settings.pd_role, self.nixl, self.tasks) if can_switch and self.nixl else None
         self.adapters = list(settings.adapters)
         self.recent: deque[tuple[dict[str, Any], Generation]] = deque(maxlen=_RECENT)
         """The requests that reached an engine: what /sim/state shows of them, and their generations."""

@@ -56,6 +56,8 @@ _CONTROL = (
     ("GET", "/health", control_api.health),
     ("*", "/ping", control_api.health),
     ("GET", "/metrics", control_api.metrics),
+    ("GET", "/v1/pd_role", control_api.pd_role),
+    ("POST", "/v1/pd_role", control_api.pd_role),
     ("GET", "/lmcache/metrics", control_api.lmcache_metrics),
     ("POST", "/v1/load_lora_adapter", control_api.load_lora_adapter),
     ("POST", "/v1/unload_lora_adapter", control_api.unload_lora_adapter),

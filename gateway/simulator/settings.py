@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+PD_ROLES = ("prefill", "decode")
 _POSITIVE = ("chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s", "redis_bytes_per_s")
 
 
@@ -101,6 +102,9 @@ class SimSettings:
     recomputes: bool = False
     """Whether it computes a prompt whose blocks it cannot take (`kv_load_failure_policy: recompute`)."""
 
+    pd_role: str = ""
+    """The role that it begins with, if it can change that (vLLM's `pd_role`): prefill or decode; "" if it cannot."""
+
     @property
     def transfer_s_per_token(self) -> float:
         """Of KV blocks of another server: 57 kB a token, as in SimLmcacheSettings, over 50 Gbit/s."""
@@ -112,6 +116,8 @@ class SimSettings:
 
     def __post_init__(self) -> None:
         assert self.version
+        if self.pd_role and (not self.nixl or self.pd_role not in PD_ROLES):
+            raise ValueError(f"pd_role is one of {', '.join(PD_ROLES)}, and needs nixl")
         if self.lmcache is not None and self.cpu_blocks:
             raise ValueError("cpu_blocks and lmcache are two answers to one question; leave one out")
         if self.lmcache is not None and self.lmcache.chunk_tokens % self.block_size:

@@ -118,6 +118,7 @@ def replica_sim(
     cpu_blocks: Annotated[int, Option(min=0, help="Blocks of its CPU offload tier; 0 means none.")] = _SIM.cpu_blocks,
     lmcache: Lmcache = None,
     nixl: Annotated[bool, Option("--nixl", help="Hand KV blocks over to other servers, and take theirs.")] = False,
+    pd_role: Annotated[str, Option(help="A role that it can change: prefill or decode; needs --nixl.")] = "",
     recomputes: Annotated[bool, Option("--recomputes", help="Compute a prompt whose blocks it cannot take.")] = False,
 ) -> None:
     """Run one simulated replica: an HTTP server that behaves like vLLM, without a GPU.
