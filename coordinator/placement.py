@@ -69,6 +69,8 @@ class Prefill(NamedTuple):
     least_tokens: int
     except_at: tuple[str, ...] = ()
     """The replicas that compute their prompts themselves."""
+    needed_at: tuple[str, ...] = ()
+    """The replicas that never do, however little is missing."""
 
 
 class Used(NamedTuple):
@@ -210,6 +212,7 @@ class PlaceRequest:
             "arguments": [each for name, value in changed.items() for each in (_ARGUMENT_AT[name], value)],
             "tried_at": _ARGUMENT_AT["tried"],
             "except_at": self.prefill.except_at,
+            "needed_at": self.prefill.needed_at,
         }
         return orjson.dumps(told).decode()
 

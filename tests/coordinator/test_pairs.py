@@ -106,6 +106,17 @@ async def test_a_replica_that_computes_its_own_prompts_gets_no_help(
         assert {each.replica: each.prefill is not None for each in placements} == {"r0": False, "r1": True}
 
 
+async def test_a_replica_that_never_computes_prompts_gets_help_however_little_is_missing(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with four_replicas(redis_server) as (one, _):
+        asked = [pairing(f"{number}") for number in range(8)]
+        for each in asked:
+            each.prefill = Prefill(PREFILLS, 10**6, (), ("r1",))
+        placements = [await placed(one, each) for each in asked]
+        assert {each.replica: each.prefill is not None for each in placements} == {"r0": False, "r1": True}
+
+
 async def test_without_a_replica_that_can_prefill_it_is_prefilled_where_it_is_decoded(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:

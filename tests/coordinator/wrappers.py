@@ -252,7 +252,7 @@ ARGUMENTS: dict[str, list[Any]] = {
 ARGUMENTS["pair"] = [
     (
         f'{{"least_tokens":116,"subset_at":20,"subset":"kvgate:{{m}}:subset:{_OTHERS.digest}",'
-        f'"arguments":[8,"{_OTHERS.digest}",4,"resp",10,"",11,"",12,"",21,"",22,"",23,""],"tried_at":9,"except_at":["r9"]}}'
+        f'"arguments":[8,"{_OTHERS.digest}",4,"resp",10,"",11,"",12,"",21,"",22,"",23,""],"tried_at":9,"except_at":["r9"],"needed_at":[]}}'
     ),
     *ARGUMENTS["place"][1:],
 ]

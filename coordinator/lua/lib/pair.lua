@@ -5,11 +5,22 @@
 --   subset_at, subset        the number of the key `subset`, and what it is in the second run
 --   arguments        [number, argument...]: those that differ in the second run
 --   except_at        names of replicas that compute their prompts themselves
+--   needed_at        names of those that never do: nil in requests of older gateways
 --   tried_at         the number of one more of these: the first place is none
 -- Returns the reply of the first run; if there is a second place, its reply is one value more.
 
 local PAIR_AT, REPLICA, WHY, MATCHED_TOKENS, UNCACHED, KIND, MODE = 1, 2, 5, 7, 11, 12, 15
 local MOST_RATIO = 4 -- of what is computed for others, and what that saves them
+local ANY = 2 ^ 31
+
+local function has(names, name)
+  for i = 1, #names do
+    if names[i] == name then
+      return true
+    end
+  end
+  return false
+end
 
 local function paired(run, keys, argv)
   local reply, text = run(keys, argv), argv[PAIR_AT]
@@ -21,16 +32,16 @@ local function paired(run, keys, argv)
   -- What it only claims to hold may be on its way to it, and then another replica has it already. Without an agent that
   -- confirms claims, they all stay claims.
   local is_unsure = reply[KIND] == 'claim' and reply[MODE] == 'session'
-  local missing, is_own = reply[UNCACHED] + (is_unsure and reply[MATCHED_TOKENS] or 0), false
-  for i = 1, #pair.except_at do
-    is_own = is_own or pair.except_at[i] == reply[REPLICA]
-  end
-  if missing < pair.least_tokens or is_own then
+  local missing = reply[UNCACHED] + (is_unsure and reply[MATCHED_TOKENS] or 0)
+  local most_tokens = MOST_RATIO * missing
+  if has(pair.needed_at or {}, reply[REPLICA]) then
+    most_tokens = ANY
+  elseif missing < pair.least_tokens or has(pair.except_at, reply[REPLICA]) then
     return reply
   end
   local tried = argv[pair.tried_at]
   argv[pair.tried_at] = tried == '' and reply[REPLICA] or tried .. ' ' .. reply[REPLICA]
-  argv[PAIR_AT] = string.format('%d', MOST_RATIO * missing)
+  argv[PAIR_AT] = string.format('%d', most_tokens)
   keys[pair.subset_at] = pair.subset
   for i = 1, #pair.arguments, 2 do
     argv[pair.arguments[i]] = pair.arguments[i + 1]
