@@ -73,7 +73,7 @@ class Operations:
     def _told(self, member: Member) -> dict[str, Any]:
         """What its source tells of a replica. A replica that was removed has no source."""
         source = self._discovery.sources.get(member.id)
-        return {"url": member.url, "source": source, "labels": member.labels}
+        return {"url": member.url, "source": source, "labels": member.labels_in_force}
 
     def unused(self) -> list[dict[str, Any]]:
         """The replicas that get no requests: those that were never reached, and added ones that others go before."""

@@ -120,7 +120,7 @@ class Status:
             "taken_ids": fleet.taken_ids(),
             "sources": {name: source for name, source in self._discovery.sources.items() if source != LISTED},
             "added_not_used": {name: each.why for name, each in self._discovery.outranked.get(ADDED, {}).items()},
-            "labels": {member.id: member.labels for member in fleet.targets if member.labels},
+            "labels": {each.id: labels for each in fleet.targets if (labels := each.labels_in_force)},
             "config_problems": self._reload.problems[:_MOST_NAMES],
             "needs_a_restart": self._reload.left,
             "has_older_keys": self._file_keys.is_older,

@@ -208,7 +208,8 @@ class Metrics:
             "kvgate_retries",
             "Attempts repeated on another replica; reason, of the attempt before: asleep, dead, hung, unreachable "
             "(by this gateway alone), refused, reset, timeout, protocol, idle, empty, aborted (by the engine), "
-            "error_event, status_500 and other statuses.",
+            "error_event, switched (its role), no_prefill (and it does not compute prompts), status_500 and other "
+            "statuses.",
             "reason",
         )
         self.fallbacks = self._counter(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from coordinator.registry import ASLEEP
 from gateway.deadlines import Deadlines, Limit
@@ -26,7 +27,9 @@ from gateway.relay.resumptions import Resumptions
 from gateway.relay.retries import (
     DRAINED,
     HEDGED,
+    NO_PREFILL,
     RETRIED_STATUSES,
+    SWITCHED,
     Failure,
     held_against_replicas,
     is_refusal,
@@ -82,8 +85,8 @@ class Attempt:
 
     def failed(self, tries: Tries, failure: Failure) -> None:
         """The current attempt has failed."""
-        if failure.reason == ASLEEP:
-            self._metrics.retries.inc(ASLEEP)
+        if failure.reason in (ASLEEP, SWITCHED):
+            self._metrics.retries.inc(failure.reason)
         tries.failed(failure)
 
     def count(self, tries: Tries, *, was_answered: bool) -> None:
@@ -99,9 +102,8 @@ class Attempt:
             given = await self._prefill_legs.given(job, ticket, held, reply.task)
             if ticket.is_prefilled:
                 reply.note(ticket, job.caller.sees_decisions)
-            # Of a replica that is silent before it has this request, the request is not the reason.
-            if tries.has_stalled and not await self._moves.answers(ticket.replica):
-                return self._doubted(ticket, Failure("unreachable"))
+            if (failure := await self._kept_back(job, tries, given)) is not None:
+                return failure
             with (
                 self._deadlines.within(self._first_byte_s if job.stream else None, reply.task) as limit,
                 self._waiting(job, tries, limit) as waiting,
@@ -121,8 +123,8 @@ class Attempt:
                 if said.unfinished is not None and (failure := failure_of(said.unfinished, job)) is not None:
                     self._refuse_replay(job, ticket, answer, failure.reason)
                     return self._doubted(ticket, _of_prefill(ticket, failure))
-                if answer.status >= 400 and self._elsewhere.is_refused_here(job, tries, answer, is_whole):
-                    return await declined(answer, held)
+                if answer.status >= 400 and (failure := await self._refused(job, tries, answer, is_whole, held)):
+                    return failure
                 hedge.answered(streamed)
             self._taken(job, tries, answer, streamed, reply)
             if is_whole and not streamed:
@@ -140,6 +142,25 @@ class Attempt:
             if answer is not None:
                 answer.close()
             self._ended(ticket)
+
+    async def _kept_back(self, job: Job, tries: Tries, given: Mapping[str, Any]) -> Failure | None:
+        """Why the request is not sent to the replica where it was placed."""
+        ticket = tries.ticket
+        if self._outgoing.lacks_prefill(job, ticket, given):
+            if ticket.prefill is not None and ticket.prefill.failure == SWITCHED:
+                return Failure(SWITCHED)  # a new placement finds another one to compute its prompt
+            job.route.pairs_no_more()
+            return Failure(NO_PREFILL)
+        # Of a replica that is silent before it has this request, the request is not the reason.
+        if tries.has_stalled and not await self._moves.answers(ticket.replica):
+            return self._doubted(ticket, Failure("unreachable"))
+        return None
+
+    async def _refused(self, job: Job, tries: Tries, answer: Answer, is_whole: bool, held: HeldBytes) -> Failure | None:
+        """The failure, if the replica refuses what another one may serve."""
+        if self._outgoing.has_switched(job, tries.ticket, answer.status, answer.look() if is_whole else b""):
+            return Failure(SWITCHED)
+        return await declined(answer, held) if self._elsewhere.is_refused_here(job, tries, answer, is_whole) else None
 
     async def _answered_by_second(
         self, job: Job, tries: Tries, reply: Reply, second: Second, failure: Failure

@@ -18,6 +18,7 @@ from gateway.relay.relay import StreamBroken
 from gateway.relay.reply import Reply
 from gateway.relay.resumptions import Resumptions
 from gateway.relay.retries import (
+    NO_PREFILL,
     has_stalled_two,
     maybe_executed,
     prompt_stalls_replicas,
@@ -239,5 +240,7 @@ class Attempts:
         could_serve = job.route.could_serve()
         if not failures or not any(self._fleet.is_ready(replica) for replica in could_serve):
             raise no_replica(are_asleep=any(self._fleet.is_asleep(replica) for replica in could_serve))
-        reason = failures[-1].reason
+        if (reason := failures[-1].reason) == NO_PREFILL:
+            message = "Its replicas only decode, and none computes the prompt for them."
+            raise ApiError(503, NO_REPLICA, message, headers={"retry-after": "1"})
         raise ApiError(502, "replica_unreachable", f"No replica answered ({reason}).", headers={"retry-after": "1"})

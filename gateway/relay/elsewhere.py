@@ -10,7 +10,14 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.endings import ABORTED
 from gateway.relay.moves import Moves
 from gateway.relay.own_refusals import NOT_FOUND, REFUSALS, own_refusal
-from gateway.relay.retries import ends_attempts, has_stalled_two, is_refusal, maybe_executed
+from gateway.relay.retries import (
+    NO_PREFILL,
+    SWITCHED,
+    ends_attempts,
+    has_stalled_two,
+    is_refusal,
+    maybe_executed,
+)
 from gateway.relay.retry_budget import RetryBudget
 from gateway.relay.tries import Tries
 from gateway.replicas.fleet import Fleet
@@ -18,6 +25,8 @@ from gateway.request.job import Job
 from gateway.routing.failures import ReplicaFailures
 from gateway.settings.limit_settings import RetrySettings
 from gateway.upstream import Answer
+
+_ENDING_BY_THEMSELVES = frozenset({"refused", "unreachable", ABORTED, SWITCHED, NO_PREFILL})
 
 
 class Elsewhere:
@@ -51,7 +60,7 @@ class Elsewhere:
             or ends_attempts(failures, job.has_effects)
         ):
             return False
-        if failures[-1].reason in ("refused", "unreachable", ABORTED) or is_refusal(failures[-1]):
+        if failures[-1].reason in _ENDING_BY_THEMSELVES or is_refusal(failures[-1]):
             return True  # placements soon avoid such a replica, so these retries end by themselves
         if not self._fleet.is_ready(replica):
             return True
@@ -79,11 +88,11 @@ class Elsewhere:
         return any(self._fleet.is_ready(name) and not self._failures.errs_in_a_row(name) for name in left)
 
     def avoided(self, job: Job, tries: Tries) -> list[str]:
-        """The replicas not to ask: those that were asked, those that this gateway cannot reach, and the one that broke
-        its stream off if there is another one."""
+        """The replicas not to ask: those that were asked, also for a prefill in vain, those that this gateway cannot
+        reach, and the one that broke its stream off if there is another one."""
         route = job.route
         lost = () if route.pinned else self._moves.unreachable(route.served.replicas, route.served.pool)
-        asked = [*tries.replicas, *lost]
+        asked = [*tries.replicas, *tries.failed_prefills, *lost]
         if tries.left and any(self._fleet.is_ready(name) for name in set(route.could_serve()) - {tries.left, *asked}):
             return [*asked, tries.left]
         return asked

@@ -314,4 +314,5 @@ def _may_hedge(job: Job, tries: Tries) -> bool:
         and not tries.failures
         and tries.seam is None
         and len(job.route.served.replicas) > 1
+        and not job.route.served.decode_only
     )

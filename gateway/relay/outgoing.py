@@ -11,6 +11,7 @@ import orjson
 from coordinator.placement import Placement
 from gateway.relay.token_ids import ASK
 from gateway.replicas.fleet import Fleet
+from gateway.replicas.told_role import REFUSED, parse_role
 from gateway.request.job import Job
 from gateway.request.paths import with_model_in_query
 from gateway.request.reading.document import with_fields
@@ -18,6 +19,7 @@ from gateway.request.reading.form import is_form
 from gateway.request.reading.model_field import model_span
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
+from gateway.settings.base import Role
 from gateway.upstream import Buffer
 
 NOTHING_GIVEN: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -30,8 +32,8 @@ class Outgoing:
         self._fleet = fleet
         self._tenants = tenants
 
-    def headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
-        """Those for any replica, and those that mean something to this one only."""
+    def headers(self, job: Job, ticket: Ticket, role: Role = "decode") -> dict[str, str]:
+        """Those for any replica, and those that mean something to this one only. `role`: what it is asked as."""
         headers = headers_of(job)
         if tip := _tip_of(job):
             headers["x-session-id"] = tip
@@ -39,10 +41,27 @@ class Outgoing:
         rank = member.facts.header_rank(member.dp_rank) if member is not None and member.dp_rank is not None else None
         if rank is not None:
             headers["x-data-parallel-rank"] = str(rank)
+        if member is not None and member.told_role is not None:
+            headers |= member.told_role.headers(role)
         priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None
         if priority is not None:  # 0, too: a body may name another one
             headers["x-vllm-priority"] = str(priority)
         return headers
+
+    def has_switched(self, job: Job, ticket: Ticket, status: int, body: bytes) -> bool:
+        """Whether the replica refused the request because it has another role now, or is about to. Then it can go
+        elsewhere at once: the refusal tells the role, and nothing of the request was executed."""
+        told, member = parse_role(body) if status == REFUSED else None, self._fleet.members.get(ticket.replica)
+        if told is None or member is None:
+            return False
+        self._fleet.learn_role(member, told)
+        job.route.renew(self._fleet)
+        return True
+
+    def lacks_prefill(self, job: Job, ticket: Ticket, given: Mapping[str, Any]) -> bool:
+        """Whether the replica would refuse the request because nobody has computed its prompt."""
+        member = self._fleet.members.get(ticket.replica)
+        return not given and job.endpoint.computes_prompt and member is not None and member.is_decode_only
 
     def target(self, job: Job, ticket: Ticket) -> str:
         """Path and query, with the model's name at the replica if the query names the model."""

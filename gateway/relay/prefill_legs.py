@@ -29,6 +29,7 @@ from gateway.relay.beginnings import gathered
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves
 from gateway.relay.outgoing import NOTHING_GIVEN, Outgoing, asks_report
+from gateway.relay.retries import SWITCHED
 from gateway.relay.store_waits import StoreWaits
 from gateway.request.job import Job
 from gateway.request.reading.edit import Edit, edited
@@ -114,7 +115,8 @@ class PrefillLegs:
             if ticket.is_prefilled:
                 leg.computed()
             else:
-                job.route.pairs_no_more()
+                if leg.failure != SWITCHED:
+                    job.route.pairs_no_more()
                 ticket.computes_itself()
             leg.ended()
             leg.done()
@@ -137,6 +139,9 @@ class PrefillLegs:
             leg.failure = error.reason
             self._failures.failed(leg)
             return _Outcome("failed")
+        if self._outgoing.has_switched(job, leg, status, body):
+            leg.failure = SWITCHED
+            return _Outcome("refused")
         if status != 200:
             leg.failure = f"status_{status}"  # whose fault a 5xx is, the other replica's answer tells
             return _Outcome("failed" if status >= 500 else "refused")
@@ -162,7 +167,7 @@ class PrefillLegs:
 
     async def _asked(self, job: Job, leg: Ticket, held: HeldBytes) -> tuple[int, bytes]:
         """The replica's answer. Raises UpstreamError."""
-        body, headers = await self._body(job, leg), self._outgoing.headers(job, leg)
+        body, headers = await self._body(job, leg), self._outgoing.headers(job, leg, "prefill")
         answer = await self._upstream.send(job.method, leg.url, job.target, headers, (body,))
         try:
             is_whole = await gathered(answer, held)

@@ -27,8 +27,12 @@ DRAINED = "drained"
 """Of an attempt whose replica is being emptied."""
 HEDGED = "hedged"
 """Of an attempt beside which a second one began first."""
+SWITCHED = "switched"
+"""Of an attempt that its replica, or that of its prefill, refused because its role has changed."""
+NO_PREFILL = "no_prefill"
+"""Of an attempt that was not sent: nobody has computed its prompt, and its replica does not."""
 _BROKEN = frozenset({500, 502})
-_NOT_EXECUTED = frozenset({"refused", "status_404", "status_429", "status_503"})
+_NOT_EXECUTED = frozenset({"refused", "status_404", "status_429", "status_503", SWITCHED, NO_PREFILL})
 _PAUSED = b"Generation is paused"
 """vLLM's words to requests that come while it is paused. They have no code of their own."""
 _MAX_ERROR_BYTES = 16 * 1024
@@ -62,7 +66,7 @@ class Failure:
     @property
     def is_silence(self) -> bool:
         """Whether the replica gave no answer although it was in use."""
-        return not self.status and self.reason not in ("unreachable", "dead", ASLEEP, DRAINED)
+        return not self.status and self.reason not in ("unreachable", "dead", ASLEEP, DRAINED, SWITCHED, NO_PREFILL)
 
     @property
     def is_error(self) -> bool:

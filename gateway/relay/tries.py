@@ -6,17 +6,20 @@ from typing import Any
 
 from coordinator.placement import NOTHING
 from coordinator.registry import ASLEEP
-from gateway.relay.retries import HEDGED, Failure
+from gateway.relay.retries import HEDGED, SWITCHED, Failure
 from gateway.relay.seam import Seam
 from gateway.relay.second import Second
 from gateway.relay.sent import Sent
 from gateway.routing.ticket import Ticket
 
+_MOST_SWITCHES = 4
+"""Of one request: a replica may tell a role again and again that is not the one it takes requests for."""
+
 
 class Tries:
     """Where a request was tried, and how each attempt failed. Only `Attempts` and `Attempt` change it."""
 
-    __slots__ = ("failures", "last", "left", "rounds", "seam", "second", "sent", "tickets")
+    __slots__ = ("failures", "last", "left", "rounds", "seam", "second", "sent", "switches", "tickets")
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
@@ -33,6 +36,8 @@ class Tries:
         """What the client has got of the answer's first stream, if that could go on elsewhere."""
         self.seam: Seam | None = None
         """What the client has got since the stream broke first."""
+        self.switches = 0
+        """How often a replica refused it for its role, and it was placed again as if it had not been there."""
         self.left = ""
         """The replica that broke the stream off last; empty if none has."""
 
@@ -44,6 +49,11 @@ class Tries:
     @property
     def replicas(self) -> list[str]:
         return [ticket.replica for ticket in self.tickets]
+
+    @property
+    def failed_prefills(self) -> list[str]:
+        """The replicas that were to compute its prompt for another one, and did not."""
+        return [each.prefill.replica for each in self.tickets if each.prefill is not None and each.prefill.failure]
 
     @property
     def why_lost(self) -> str:
@@ -62,7 +72,9 @@ class Tries:
     def failed(self, failure: Failure) -> None:
         """The current attempt has failed. One that has done nothing does not count as a try."""
         self.ticket.used = NOTHING
-        if failure.reason in (ASLEEP, HEDGED):
+        is_switch = failure.reason == SWITCHED and self.switches < _MOST_SWITCHES
+        self.switches += is_switch
+        if is_switch or failure.reason in (ASLEEP, HEDGED):
             self.tickets.pop()
             return
         self.ticket.failure = failure.reason

@@ -13,15 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import structlog
+
 from coordinator.engine.facts import ModelCard, max_tokens_of
 from coordinator.registry import ASLEEP
 from coordinator.store import Store
 from gateway.replicas.member import Member
 from gateway.replicas.offers import Offer, offers_of, with_models
 from gateway.replicas.served import Backends, ServedModel, served_names
+from gateway.replicas.told_role import ToldRole
+from gateway.settings.base import ROLE_LABEL
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.model_settings import ModelSettings
 from gateway.upstream import Upstream
+
+_log = structlog.get_logger("kvgate.replicas")
 
 _PROBLEMS = {
     "hung": "it has work, and shows no progress",
@@ -51,6 +57,8 @@ class Fleet:
         """Replica → what is wrong, if its id belongs to another engine in the registry; else empty."""
         self.known: dict[str, ServedModel] = {}
         """Models that requests may name although no replica serves them: see known_models.py."""
+        self.has_roles = False
+        """Whether a label, or a server, has told of a role. Only then servers are asked for theirs."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when replicas have come, gone or changed their models."""
         self._targets: dict[str, None] = {}
@@ -78,6 +86,7 @@ class Fleet:
             elif replica.id not in self._targets:
                 self.recheck(replica.id)  # it may have restarted while nobody checked it
             self.members[replica.id].labels = replica.labels
+        self.has_roles = self.has_roles or any(ROLE_LABEL in replica.labels for replica in replicas)
         self._targets = dict.fromkeys(replica.id for replica in replicas)
         self._upstream.keep_only(replica.url for replica in replicas)
         self.update_served()
@@ -243,6 +252,14 @@ class Fleet:
         image that could not be fetched then."""
         until_s = time.monotonic() + _REFUSES_FOR_S
         self._media_refused |= {name: until_s for name in replicas if not self.takes_media(name)}
+
+    def learn_role(self, member: Member, told: ToldRole | None) -> None:
+        """Its server tells this role, or none."""
+        self.has_roles = self.has_roles or told is not None
+        before, member.told_role = (member.role, member.is_decode_only), told
+        if (member.role, member.is_decode_only) != before:
+            _log.info("role", replica=member.id, role=member.role or "changing", before=before[0] or "changing")
+            self.update_served()
 
     def asks_usage(self, replica: str) -> bool | None:
         """Whether to ask this replica for the usage of a stream whose client says nothing of it. None for the first

@@ -39,6 +39,7 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.identity import IdentityFacts
 from gateway.replicas.member import Member, is_same_life
 from gateway.replicas.model_states import ModelLog, model_states
+from gateway.replicas.told_role import PATH, parse_role
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream, UpstreamError
@@ -180,6 +181,8 @@ class HealthChecks:
             return self._is_turn(member)  # probably gone for good
         if not member.cards or self._may_have_restarted(member) or not self._store.is_connected(member.pool):
             return True
+        if member.told_role is not None and self._fleet.is_ours(member):
+            return True  # every gateway has to hear soon that it has another one
         return self._store.pool(member.pool).is_worker or self._is_turn(member)
 
     def _is_turn(self, member: Member) -> bool:
@@ -206,6 +209,8 @@ class HealthChecks:
         try:
             await self._ask_health(member, is_ours)
             is_full = is_ours and (self._may_have_restarted(member) or self._is_turn(member))
+            if is_ours:
+                await self._ask_role(member)
             if is_full:
                 await self._discover(member)
         except UpstreamError as error:
@@ -227,6 +232,19 @@ class HealthChecks:
         self._register(member)
         if member.is_answering and self._fleet.is_ours(member):
             self._note_sleep(member, await self._ask_sleep(member, is_full))
+
+    async def _ask_role(self, member: Member) -> None:
+        """Learn its role from its server, before it gets requests. Most have no such path: they are asked once in a
+        life, and only if there are roles."""
+        if self._may_have_restarted(member):
+            member.was_asked_role = False
+        if member.told_role is None and (member.was_asked_role or not self._fleet.has_roles):
+            return
+        with suppress(UpstreamError):
+            answer = await self._upstream.get(member.url, PATH, self._timeout_s)
+            if answer.status < 500:
+                member.was_asked_role = True
+                self._fleet.learn_role(member, parse_role(answer.body) if answer.status == 200 else None)
 
     async def _ask_sleep(self, member: Member, is_full: bool) -> bool | None:
         """Whether the engine sleeps; None if this check does not tell. Agents read it twice a second. So an engine that
@@ -284,6 +302,7 @@ class HealthChecks:
             raise UpstreamError("refused", contradiction)
         if facts.started != member.facts.started:
             member.tells_sleep, member.takes_media, member.forces_usage = True, False, None
+            member.was_asked_role = False
         pace = decode_tokens_per_s(member.facts.figures, facts.figures)
         member.tokens_per_s = pace or member.tokens_per_s
         member.reads_again = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from coordinator.engine.facts import EngineFacts, ModelCard
 from coordinator.registry import ReplicaRecord
 from gateway.replicas.identity import Identity
+from gateway.replicas.told_role import ToldRole
 from gateway.settings.base import ROLE_LABEL
 
 _LIVES = re.compile(r"life-(\d{1,15})")
@@ -53,6 +54,10 @@ class Member:
     """How fast its engine generates the tokens of one sequence, when it was measured last; 0 if it does not tell."""
     lacks_metrics: bool = False
     """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
+    told_role: ToldRole | None = None
+    """Its server's word on its role; None if it has none."""
+    was_asked_role: bool = False
+    """Whether its server was asked for that since it may have started."""
     takes_media: bool = False
     """Whether it has answered a prompt with images or other media."""
     forces_usage: bool | None = None
@@ -66,8 +71,21 @@ class Member:
 
     @property
     def role(self) -> str:
-        """What it is for: see Role in gateway/settings/base.py."""
+        """What it is for: see Role in gateway/settings/base.py. The server's word goes before the label: it refuses
+        whatever does not suit its role. Empty while it takes nothing, because its role changes."""
+        if self.told_role is not None:
+            return self.told_role.role if self.told_role.is_ready else ""
         return self.labels.get(ROLE_LABEL, "both")
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether its server takes no request without a KV cache that another one has computed."""
+        return self.told_role is not None and self.role == "decode"
+
+    @property
+    def labels_in_force(self) -> dict[str, str]:
+        """Its labels, with the role that it has now."""
+        return self.labels if self.told_role is None else self.labels | {ROLE_LABEL: self.role or "changing"}
 
     def is_overruled(self, now_s: float) -> bool:
         """Whether another gateway hears it, and this one does not."""

@@ -28,6 +28,8 @@ class ServedModel:
     """Replica → URL of those that may compute prompts for the others; empty if all compute their own."""
     prefill_themselves: set[str] = field(default_factory=set)
     """The replicas that compute all their prompts themselves."""
+    decode_only: set[str] = field(default_factory=set)
+    """The replicas that take no request whose prompt they would have to compute."""
     max_tokens: dict[str, int] = field(default_factory=dict)
     """Replica → the most tokens of a prompt and its answer (its `max_model_len`); not there if it does not tell."""
     name: str = ""
@@ -44,6 +46,11 @@ class ServedModel:
     def prefilling(self) -> Subset:
         """The replicas among which the store may choose one that computes a prompt for another one."""
         return Subset.of(self.prefills)
+
+    @cached_property
+    def computing(self) -> ServedModel:
+        """This model with only those of its replicas that compute prompts."""
+        return self._only(self.names - self.decode_only) if self.decode_only else self
 
     @cached_property
     def backend(self) -> str:
@@ -121,18 +128,28 @@ def served_by(offered: Iterable[tuple[Member, ModelCard]], option: str = "") -> 
         model = ServedModel(member.pool, base.root, adapter, {}, name=card.id, option=option)
         served = backends.setdefault(f"{model.backend} {card.id}", model)
         roles.setdefault(f"{model.backend} {card.id}", {})[member.id] = member
-        if member.role == "prefill":
+        if member.role not in ("decode", "both"):
             continue
         served.replicas[member.id] = member.url
         if member.role == "both":
             served.prefill_themselves.add(member.id)
+        if member.is_decode_only:
+            served.decode_only.add(member.id)
         if card.max_tokens or base.max_tokens:
             served.max_tokens[member.id] = card.max_tokens or base.max_tokens
         if member.identity.is_taken:
             served.unshared[member.id] = member.facts.started
     for name, members_of in roles.items():
-        backends[name].prefills.update(_prefills(members_of.values()))
-    return {name: each for name, each in backends.items() if each.replicas}
+        served = backends[name]
+        served.prefills.update(_prefills(members_of.values()))
+        if not served.prefills:
+            backends[name] = served.computing
+    return {name: each for name, each in backends.items() if each.replicas or _may_answer_soon(roles[name].values())}
+
+
+def _may_answer_soon(members: Iterable[Member]) -> bool:
+    """Whether the model is served, although nobody answers now: servers that change their roles may do so again."""
+    return any(each.told_role is not None for each in members)
 
 
 def _prefills(members: Collection[Member]) -> dict[str, str]:

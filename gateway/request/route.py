@@ -105,6 +105,8 @@ class Route:
         if self.prompt is not None and self.prompt.keys and backend.backend != self.served.backend:
             self.prompt, self.tokens = self.chains.get(backend.backend) or (self.prompt.without_keys(), [])
         self.served = backend if self.pinned else backend.fitting(self.needed_tokens, self.refusing)
+        if not self.may_pair and not self.pinned and self.served.computing.replicas:
+            self.served = self.served.computing
 
     def pin(self, replica: str, backend: ServedModel) -> None:
         """From now on it goes to this replica of this backend, and to no other."""
@@ -166,8 +168,10 @@ class Route:
         self.billed_at_s = at_s
 
     def pairs_no_more(self) -> None:
-        """The replica that decodes computes its prompt, too, from now on."""
-        self.may_pair = False
+        """The replica that decodes computes its prompt, too, from now on, if there are any that do."""
+        if self.served.computing.replicas:
+            self.may_pair = False
+            self.aim(self.served)
 
     def traced(self, headers: Mapping[str, str] | None) -> None:
         """Its next attempt has a span of its own. None if nobody traces it."""

@@ -60,6 +60,8 @@ class Questions:
     def ask(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
         """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
         route = job.route
+        if route.served.decode_only and not may_pair(job):
+            route.pairs_no_more()
         room_share, standing, limits, bill = self._of_tenant(job, pool.clock, since_ms)
         order: Sequence[str] = ()
         affinity = affinity_of(job)
@@ -92,13 +94,14 @@ class Questions:
     def _prefill(self, job: Job) -> Prefill | None:
         """Where its prompt may be computed for it. Each choice and each prompt would ask for the KV cache by itself,
         and a reference to that is good once. Of a prompt that is to be computed as a whole, none is there."""
-        route = job.route
-        if not route.served.prefills or not route.may_pair or route.prompt is None or not route.prompt.keys:
+        route, served = job.route, job.route.served
+        if not served.prefills or not may_pair(job) or route.prompt is None:
             return None
-        is_paired = job.endpoint.prompt in _PAIRED and job.choices == 1 and not job.is_batch and job.reads_cache
-        if not is_paired or route.pinned or job.policy != DEFAULT_POLICY or job.not_resumed == "use_beam_search":
+        if not route.prompt.keys and not served.decode_only:
             return None
-        return Prefill(route.served.prefilling, self._least_missing_tokens, tuple(route.served.prefill_themselves))
+        return Prefill(
+            served.prefilling, self._least_missing_tokens, tuple(served.prefill_themselves), tuple(served.decode_only)
+        )
 
     def again(self, request: PlaceRequest, job: Job, pool: Pool) -> PlaceRequest:
         """The same question, under another reservation, with what its tenant and the settings say now. It keeps its
@@ -155,6 +158,14 @@ class Questions:
         if wanted not in self._knobs:
             self._knobs[wanted] = replace(knobs_of(self._settings, policy), tells_costs=int(wanted[1]))
         return self._knobs[wanted]
+
+
+def may_pair(job: Job) -> bool:
+    """Whether one replica may compute its prompt for another one."""
+    if not job.route.may_pair or job.route.pinned or job.policy != DEFAULT_POLICY:
+        return False
+    is_single = job.choices == 1 and not job.is_batch and job.not_resumed != "use_beam_search"
+    return job.endpoint.prompt in _PAIRED and is_single and job.reads_cache
 
 
 def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:

@@ -7,17 +7,23 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
 from aiohttp import web
 
+from coordinator.engine.facts import parse_models
 from coordinator.keys import PoolKeys
 from coordinator.pool.replicas import Replicas
+from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.replicas import health_checks
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.health_checks import FAILURES, HealthChecks
+from gateway.replicas.told_role import ToldRole
+from gateway.settings.base import ROLE_LABEL
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
@@ -46,6 +52,17 @@ async def tell_metrics(_request: web.Request) -> web.Response:
     return web.Response(text='vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1.0\n' % ("9" * 5000))
 
 
+pd_role: dict[str, Any] = {}
+"""What all servers tell of their role, if a test sets it."""
+asked_role: list[str] = []
+"""Whom they told it, or that they have none."""
+
+
+async def tell_role(request: web.Request) -> web.Response:
+    asked_role.append(request.path)
+    return web.json_response(pd_role) if pd_role else web.Response(status=404)
+
+
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_checks, "INTERVAL_S", 0.01)
@@ -61,7 +78,8 @@ async def checked(
     async with AsyncExitStack() as stack:
         for name, answer in replicas.items():
             application = web.Application()
-            told = (("/health", answer), ("/v1/models", list_models), ("/metrics", tell_metrics))
+            told = [("/health", answer), ("/v1/models", list_models), ("/metrics", tell_metrics)]
+            told.append(("/v1/pd_role", tell_role))
             application.add_routes([web.get(path, handler) for path, handler in told])
             listed.append(ReplicaSettings(id=name, url=await stack.enter_async_context(serving(application))))
         fleet.set_targets(listed)
@@ -182,6 +200,54 @@ async def test_what_a_replica_has_shown_is_forgotten_when_it_restarts(monkeypatc
         member.forces_usage = member.takes_media = True
         weights["started"] = "200.5"
         await eventually(lambda: (member.forces_usage, member.takes_media) == (None, False))
+
+
+async def test_a_server_without_roles_is_asked_once_in_a_life_and_its_word_goes_before_the_label(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "weights", {"root": "m", "started": "100.5"})
+    monkeypatch.setattr(here, "pd_role", {})
+    monkeypatch.setattr(here, "asked_role", [])
+    checks: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        checks.append(request.path)
+        return web.Response()
+
+    async with checked(r0=answer) as fleet:
+        member = fleet.members["r0"]
+        assert asked_role == [], "no replica has a role"
+        fleet.set_targets([ReplicaSettings(id="r0", url=member.url, labels={ROLE_LABEL: "decode"})])
+        await eventually(lambda: asked_role)
+        before = len(checks)
+        await eventually(lambda: len(checks) > before + 10)
+        assert (len(asked_role), member.role) == (1, "decode")
+        pd_role.update(role="prefill", epoch=0, phase="ready")
+        weights["started"] = "200.5"
+        for phase, role, shown in (("ready", "prefill", "prefill"), ("draining", "", "changing")):
+            pd_role["phase"] = phase
+            await eventually(lambda role=role: member.role == role)
+            assert member.labels_in_force == {ROLE_LABEL: shown}
+            assert fleet.backends("m")[0].replicas == {}, "it answers nobody"
+        pd_role.update(role="decode", epoch=1, phase="ready")
+        await eventually(lambda: member.is_decode_only)
+        pd_role.clear()
+        await eventually(lambda: member.told_role is None)
+        assert (member.role, [*fleet.backends("m")[0].replicas]) == ("decode", ["r0"])
+
+
+async def test_every_gateway_checks_a_server_that_tells_its_role_in_each_round() -> None:
+    """Of other replicas, only the pool's worker does."""
+    record = ReplicaRecord("r0", "life-1", "ready", 0, 0, "http://r0")
+    pool: Any = SimpleNamespace(is_worker=False, records={"r0": record})
+    store: Any = SimpleNamespace(is_connected=lambda _: True, pool=lambda _: pool)
+    fleet = Fleet([ReplicaSettings(id="r0", url="http://r0")], store, Upstream(300, None))
+    checks, member = HealthChecks(fleet, HealthSettings(), store, Upstream(300, None)), fleet.members["r0"]
+    member.cards, member.alive, checks._round = parse_models({"data": [{"id": "m"}]}), True, 1
+    assert not checks._is_due(member)
+    member.told_role = ToldRole("decode", 0, True)
+    assert checks._is_due(member)
 
 
 async def _lacks(client: redis.Redis, key: str, replica: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from coordinator.engine.facts import parse_models
 from gateway.replicas.member import Member
 from gateway.replicas.served import Backends, served_names
+from gateway.replicas.told_role import ToldRole
 
 
 def member(name: str, root: str, *others: dict[str, Any], length: int | None = None, served: str = "prod") -> Member:
@@ -28,6 +29,17 @@ def test_an_adapter_of_one_replica_and_the_base_model_of_another_are_two_backend
     adapter = {"id": "sql", "root": "/adapters/sql", "parent": "prod"}
     served = served_names((member("r0", "v1", adapter), member("r1", "v1", served="sql")))
     assert replicas(served["sql"]) == {"pool-v1 sql": {"r0"}, "pool-v1": {"r1"}}
+
+
+def test_a_server_that_only_decodes_serves_nothing_unless_another_one_computes_prompts() -> None:
+    """Nor does it then serve what cannot be paired."""
+    plain, decode, prefill = (member(name, "v1") for name in ("r0", "r1", "r2"))
+    decode.told_role, prefill.told_role = ToldRole("decode", 3, True), ToldRole("prefill", 0, False)
+    assert replicas(served_names((plain, decode, prefill))["prod"]) == {"pool-v1": {"r0"}}
+    prefill.told_role = ToldRole("prefill", 1, True)
+    (model,) = served_names((plain, decode, prefill))["prod"]
+    assert (set(model.replicas), set(model.computing.replicas)) == ({"r0", "r1"}, {"r0"})
+    assert replicas(served_names((decode,))["prod"]) == {"pool-v1": set()}, "that is a 503, and no 404"
 
 
 def test_a_prompt_fits_the_replicas_that_take_its_tokens() -> None:
