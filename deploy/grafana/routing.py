@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
-from deploy.grafana.promql import JOB, JOBS, POOLS, REPLICA, REPLICAS, rate, share, share_of, told
+from deploy.grafana.promql import (
+    ENGINE,
+    ENGINES,
+    JOB,
+    JOBS,
+    POOLS,
+    REPLICA,
+    REPLICAS,
+    mean,
+    rate,
+    share,
+    share_of,
+    told,
+)
 
 _PROMPT = rate("kvgate_prompt_tokens_total", where=REPLICA)
 _CACHED = rate("kvgate_cached_tokens_total", where=REPLICA)
@@ -13,6 +26,8 @@ _UNDER = rate("kvgate_prediction_error_tokens_sum", where=f'{JOB},direction="und
 _PASSED_OVER = rate("kvgate_passed_over_tokens_total", where=REPLICA)
 _AUDITED = rate("kvgate_prediction_error_tokens_count")
 _ACTIVE = told("kvgate_replica_active_requests")
+_ELSEWHERE = rate("kvgate_prefills_total", where=f'{JOB},outcome="computed"')
+_TRANSFER = "vllm:nixl_xfer_time_seconds"
 
 _CACHE = Row(
     "Cache",
@@ -176,10 +191,52 @@ _BALANCE = Row(
     ),
 )
 
+_PAIRS = Row(
+    "Pairs of prefill and decode (no data: no prompt was computed by another replica)",
+    (
+        Panel(
+            "Where prompts are computed",
+            "Placements per second: by a prefill replica, or where the request is decoded. The latter lack less than "
+            "pairs.min_tokens, are not paired by their kind, found no prefill replica with room, or their prefill "
+            "failed. Metrics tell only the last of these apart. Good: long new prompts by prefill replicas.",
+            (
+                Query(_ELSEWHERE, "by a prefill replica"),
+                Query(f"{rate('kvgate_decisions_total')} - {_ELSEWHERE}", "where it is decoded"),
+            ),
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Failed prefills",
+            "The share of prefills without use for the replica that decodes: it computes the prompt itself. failed: no "
+            "usable answer; refused: not taken, or no reference (is the NixlConnector configured?); left: it died or "
+            "was too late, or the client left; unstored: LMCache had not stored it in time. Good: none.",
+            (
+                Query(
+                    share(
+                        rate("kvgate_prefills_total", "outcome", f'{JOB},outcome!="computed"'),
+                        f"scalar({rate('kvgate_prefills_total')})",
+                    ),
+                    "{{outcome}}",
+                ),
+            ),
+            unit="percentunit",
+            stacked=True,
+        ),
+        Panel(
+            "Time of a transfer",
+            "The mean time in which a decoding engine fetches a prompt's KV by NIXL, as it tells itself. It grows when "
+            "the network is too slow or too full: then a prompt may be computed faster than it is fetched.",
+            (Query(mean(_TRANSFER, ENGINE, "instance"), "{{instance}}"),),
+            unit="s",
+        ),
+    ),
+)
+
 ROUTING = Dashboard(
     "kvgate-routing",
     "Routing",
     "What routing by what replicas hold brings, and why requests go where they go.",
-    (JOBS, POOLS, REPLICAS),
-    (_CACHE, _WHY, _REGRET, _BALANCE),
+    (JOBS, POOLS, REPLICAS, ENGINES),
+    (_CACHE, _WHY, _PAIRS, _REGRET, _BALANCE),
 )

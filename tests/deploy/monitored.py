@@ -13,7 +13,7 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.cluster import running_cluster
+from bench.cluster import SimReplica, running_gateways, running_replicas
 from bench.processes import running
 from gateway.ops.local.ports import free_ports
 from tests.api.stage import Stage, answers, chat_body, text
@@ -23,6 +23,8 @@ from tests.polling import wait_until
 
 # Gateways also look for replicas here and fail: no DNS server answers there.
 NOWHERE = {"dns": {"names": ["replicas.test"], "port": 8000, "server": "127.0.0.1:9"}}
+ROLES = {"r0": "role=decode", "r1": "role=decode", "r2": "role=decode", "r3": "role=prefill"}
+LONG_BYTES = 16_000
 EACH, MAX_WAITING = 4, 2
 """Requests that a replica serves at once, and requests that may wait."""
 CONFIG = {
@@ -31,6 +33,7 @@ CONFIG = {
     "discovery": NOWHERE,
     "models": [{"name": "sim", "backends": [{"name": "v1", "match": {"model": "sim"}}]}],
     "policy": {"max_active_requests": EACH},
+    "pairs": {"min_tokens": LONG_BYTES // 8},
     "queue": {"max_waiting": MAX_WAITING, "max_waiting_per_tenant": MAX_WAITING},
     "tenants": [{"name": "-", "budgets": [{"per": "month", "tokens": 10**12}]}],
 }
@@ -42,6 +45,8 @@ class Monitored:
 
     targets: dict[str, list[str]]
     stage: Stage
+    """Its replicas are those that decode."""
+    prefill: SimReplica
 
     def exposed(self) -> dict[str, Labels]:
         """The labels of each metric's series, by the metric's name. A metric without series is missing."""
@@ -56,28 +61,33 @@ class Monitored:
 
 @contextmanager
 def running_monitored(folder: Path) -> Iterator[Monitored]:
-    """Two gateways, and three simulated replicas with agents."""
+    """Two gateways, three simulated replicas that decode, and one that computes long prompts for them."""
     with ExitStack() as stack:
         stack.enter_context(constants({"coordinator.breaker.FAILURES": 1000}))
-        cluster = stack.enter_context(
-            running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=CONFIG)
-        )
-        targets = {
-            "kvgate": cluster.gateway_urls,
-            "vllm": [replica.url for replica in cluster.replicas],
-        }
+        replicas = stack.enter_context(running_replicas(folder, len(ROLES), ("--speed", "0", "--nixl")))
+        urls = {replica.id: replica.url for replica in replicas}
+        cluster = stack.enter_context(running_gateways(urls, gateways=2, config=CONFIG, beside=ROLES))
+        targets = {"kvgate": cluster.gateway_urls, "vllm": list(urls.values())}
         http = stack.enter_context(httpx.Client(timeout=20, trust_env=False, verify=False))
-        yield Monitored(targets, Stage(cluster.gateway_urls, cluster.replicas, http))
+        *decodes, prefill = replicas
+        stage = Stage(cluster.gateway_urls, decodes, http)
+        wait_until(lambda: all(len(stage.get("/ready", each).json()["replicas"]) == len(ROLES) for each in (0, 1)))
+        yield Monitored(targets, stage, prefill)
 
 
-def let_it_all_happen(stage: Stage) -> None:
+def let_it_all_happen(monitored: Monitored) -> None:
     """Causes hits, streams, a refused request, a retry, a broken stream, a miss after an engine forgot a prompt,
-    queued requests, and one that finds the queue full."""
+    a prompt that another replica computes, one that it should have computed, queued requests, and one that finds the
+    queue full."""
+    stage = monitored.stage
     prompt = text()
     for gateway in (0, 1):
         stage.chat(prompt, gateway)
         stage.post("/v1/chat/completions", chat_body(prompt, stream=True), gateway)
         stage.post("/v1/chat/completions", {"model": "sim"}, gateway)
+    stage.chat(text(LONG_BYTES))
+    monitored.prefill.fail("error", status=500, count=1)
+    stage.chat(text(LONG_BYTES))
     for sim in stage.sims:
         sim.fail("error", status=500, count=1)
     stage.post("/v1/chat/completions", chat_body(text()))  # it fails on two replicas in the same way

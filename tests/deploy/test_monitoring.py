@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     with running_monitored(tmp_path_factory.mktemp("monitored")) as found:
-        let_it_all_happen(found.stage)
+        let_it_all_happen(found)
         yield found
 
 
@@ -52,7 +52,7 @@ def prometheus(monitored: Monitored, tmp_path_factory: pytest.TempPathFactory) -
     with running_prometheus(tmp_path_factory.mktemp("prometheus"), monitored.targets) as found:
         targets = sum(len(urls) for urls in monitored.targets.values())
         wait_until(lambda: len(found.series("up == 1")) == targets)
-        let_it_all_happen(monitored.stage)  # while Prometheus scrapes: a rate needs two values
+        let_it_all_happen(monitored)  # while Prometheus scrapes: a rate needs two values
         wait_until(lambda: found.series("increase(kvgate_residency_doubts_total[1m]) > 0"))
         yield found
 
