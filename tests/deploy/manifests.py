@@ -20,9 +20,9 @@ from tests.gateway.replicas.discovery.kubernetes_api import endpoint, ports, run
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("sim", "gpu", "tpu")
+OVERLAYS = ("sim", "gpu", "cpu-offload", "tpu")
 ALL = (*OVERLAYS, "pairs")
-WITH_VLLM = ("gpu", "tpu")
+WITH_VLLM = ("gpu", "cpu-offload", "tpu")
 
 Document = dict[str, Any]
 

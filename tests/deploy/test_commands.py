@@ -17,7 +17,7 @@ from tests.deploy.manifests import KUBERNETES, ROOT, WITH_VLLM, environment, exp
 POD = "replica-0"
 CONTAINERS = {"vllm": "engine", "lmcache": "lmcache", "agent": "agent"}
 """The container of each process of replica-command."""
-PROCESSES = [("gpu", "lmcache"), ("gpu", "vllm"), ("gpu", "agent"), ("tpu", "vllm"), ("tpu", "agent")]
+PROCESSES = [("gpu", "lmcache"), *((overlay, name) for overlay in WITH_VLLM for name in ("vllm", "agent"))]
 
 
 def printed(overlay: str) -> dict[str, dict[str, Any]]:
@@ -60,7 +60,9 @@ def test_the_engines_events_are_bound_to_the_pods_loopback_address(overlay: str)
     assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", events["replay_endpoint"])
 
 
-def test_the_image_of_vllm_and_lmcache_has_the_versions_that_are_tested() -> None:
+def test_the_images_have_the_versions_of_vllm_and_lmcache_that_are_tested() -> None:
+    offloads = workload("cpu-offload", "replica").container("engine")["image"]
+    assert offloads == f"vllm/vllm-openai:v{install.VERSION}"
     image = (ROOT / "deploy" / "docker" / "Dockerfile.vllm-lmcache").read_text()
     assert f"FROM vllm/vllm-openai:v{install.VERSION}\n" in image
     tested = Path(lmcache.__file__).read_text()

@@ -178,7 +178,8 @@ def test_every_container_says_what_it_needs_and_which_image(overlay: str) -> Non
         image, digest = re.fullmatch(
             r"([\w./-]+):(?!latest)[\w.-]+(@sha256:[0-9a-f]{64})?", container["image"]
         ).groups()  # type: ignore[union-attr]
-        assert digest or image in ("kvgate", "vllm-lmcache", "vllm/vllm-tpu")  # built here, or of the user's choice
+        # Built here, or of the user's choice.
+        assert digest or image in ("kvgate", "vllm-lmcache", "vllm/vllm-openai", "vllm/vllm-tpu")
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), container["name"]
         assert "memory" in container["resources"]["limits"], container["name"]
 

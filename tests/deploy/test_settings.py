@@ -138,6 +138,19 @@ def test_upgrades_and_drained_nodes_take_one_at_a_time(overlay: str) -> None:
     assert named(overlay, "HorizontalPodAutoscaler", "gateway")["spec"]["minReplicas"] >= 2
 
 
+def test_the_cpu_tier_fits_into_dev_shm_and_dev_shm_into_the_containers_memory() -> None:
+    """vLLM does not start where /dev/shm is too small. What is in there counts as the container's memory."""
+    replica = workload("cpu-offload", "replica")
+    engine = replica.container("engine")
+    tier_bytes = int(dict(itertools.pairwise(engine["args"]))["--kv-offloading-size"]) * 2**30
+    mounted = next(each["name"] for each in engine["volumeMounts"] if each["mountPath"] == "/dev/shm")
+    (shm,) = (each["emptyDir"] for each in replica.pod["volumes"] if each["name"] == mounted)
+    resources = engine["resources"]
+    assert tier_bytes + 4 * 2**30 <= size_bytes(shm["sizeLimit"])  # and what else vLLM's processes share
+    for memory in (resources["requests"]["memory"], resources["limits"]["memory"]):
+        assert size_bytes(shm["sizeLimit"]) + 32 * 2**30 <= size_bytes(memory)
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_redis_has_the_settings_of_configs_and_a_quarter_of_its_memory_to_spare(overlay: str) -> None:
     conf = (ROOT / "configs" / "redis.conf").read_text()
