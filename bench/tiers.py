@@ -1,6 +1,6 @@
 """What vLLM's own offload to CPU memory brings behind KVGate, beside the table that llm-d published.
 
-    python -m bench.tiers [--gateways 2] [--speed 1] [--seed 11] [--out FILE]
+    python -m bench.tiers [--scenarios high,low] [--max-active-requests 6] [--out FILE]
 
 The table is that of llm-d's guide "tiered prefix cache" (guides/tiered-prefix-cache/cpu/README.md of llm-d/llm-d):
 Qwen3-32B on 8 replicas of two H100 each; 45 requests at once, of 45 groups of 10 prompts with one system prompt each.
@@ -30,13 +30,13 @@ from bench import record, scaled_time, tables
 from bench.cluster import running_gateways, running_replicas
 from bench.load import BLOCK_TOKENS, MODEL, percentile, random_spread, run
 from bench.machine import IdleShare
-from bench.options import count, positive
+from bench.options import count, names, positive
 from bench.routing.fleets import Fleet, cache_share
 from bench.routing.mixes import BYTES_PER_TOKEN
 from bench.workloads import Session, one_turn, text, user, words
 
 PROMPTS_EACH, QUESTION_TOKENS = 10, 256
-_CONFIG = {"redis": {"budget_ms": 200}}  # as in bench.routing: all share the processors
+_CONFIG: dict[str, Any] = {"redis": {"budget_ms": 200}}  # as in bench.routing: all share the processors
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Scenario:
 
 HIGH = Scenario("high cache", 30_000, Published(9.0, 20.9, 38_534.8), Published(6.7, 15.9, 46_662.5))
 LOW = Scenario("low cache", 8000, Published(0.12, 0.09, 23_389.6), Published(0.13, 0.11, 23_032.6))
+
+SCENARIOS = {"high": HIGH, "low": LOW}
 
 _LOW_MEAN_S = 18.4
 """LOW without the tier: the published mean time to the end of an answer."""
@@ -108,8 +110,11 @@ def sessions(scenario: Scenario, seed: int) -> list[Session]:
     return made
 
 
-def measured(scenario: Scenario, has_tier: bool, gateways: int, speed: float, seed: int) -> Row:
+def measured(
+    scenario: Scenario, has_tier: bool, gateways: int, speed: float, seed: int, max_active_requests: int | None = None
+) -> Row:
     """Runs the scenario on new replicas."""
+    config = _CONFIG | {"policy": {"max_active_requests": max_active_requests}}
     arguments = {
         "--speed": speed,
         "--num-gpu-blocks": scenario.gpu_blocks,
@@ -123,7 +128,7 @@ def measured(scenario: Scenario, has_tier: bool, gateways: int, speed: float, se
         running_replicas(Path(folder), scenario.replicas, flat) as replicas,
     ):
         fleet = Fleet("simulated", {each.id: each.url for each in replicas}, MODEL, BLOCK_TOKENS, speed)
-        with running_gateways(fleet.urls, gateways=gateways, config=_CONFIG) as cluster:
+        with running_gateways(fleet.urls, gateways=gateways, config=config) as cluster:
             idle, spread = IdleShare(), random_spread(cluster.gateway_urls, seed)
             result = asyncio.run(run(sessions(scenario, seed), spread, scenario.clients))
             idle_share = idle()
@@ -153,7 +158,7 @@ def _table(rows: list[Row]) -> Table:
         [*figures, *figures, "from GPU", "from CPU", "idle"],
     )
     for row in rows:
-        scenario = HIGH if row.scenario == HIGH.name else LOW
+        scenario = next(each for each in SCENARIOS.values() if each.name == row.scenario)
         there = scenario.with_tier if row.has_tier else scenario.without_tier
         shown.add_row(
             row.scenario if row.valid else f"{row.scenario} {scaled_time.INVALID}",
@@ -173,15 +178,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.tiers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--scenarios", type=names(SCENARIOS), default="high,low", help="default: %(default)s")
+    parser.add_argument(
+        "--max-active-requests", type=count, help="the gateways' policy.max_active_requests (default: theirs)"
+    )
     parser.add_argument("--gateways", type=count, default="2", help="default: %(default)s")
     parser.add_argument("--speed", type=positive, default=1.0, help="divides the engines' times (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=11, help="of the requests (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
     found = record.Found[Row]({"kvgate": metadata.version("kvgate")}, options.out, Console())
-    for scenario in (HIGH, LOW):
+    asked = options.gateways, options.speed, options.seed, options.max_active_requests
+    for name in options.scenarios:
         for has_tier in (False, True):
-            row = measured(scenario, has_tier, options.gateways, options.speed, options.seed)
+            row = measured(SCENARIOS[name], has_tier, *asked)
             found.rows.append(row)
             found.console.print(row)
             found.save()
