@@ -271,7 +271,9 @@ class SimEngine:
             self._lmcache.load(loaded)
         sequence.state = SequenceState.RUNNING
         if sequence.cached_tokens is None:
-            sequence.scheduled_s = asyncio.get_running_loop().time()
+            # As in vLLM, a prefill begins when what can be loaded is there: the time of loading is no part of it.
+            loading_s = self._faults.slowness * loaded * self._load_s_per_token / (self._settings.speed or 1)
+            sequence.scheduled_s = asyncio.get_running_loop().time() + loading_s
             sequence.cached_tokens = sequence.computed + loaded
             self.stats.prefix_queries_tokens += sequence.num_tokens
             self.stats.prefix_hits_tokens += sequence.computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -141,13 +142,15 @@ async def test_a_full_report_comes_again_with_each_attempt_to_admit_a_request() 
     assert len(attempts) == 3 < steps, "none beside the prefill that fills a step, two in vain, one that succeeds"
 
 
-async def test_loading_from_the_cpu_tier_takes_a_tenth_of_the_time_of_prefill() -> None:
+async def test_loading_from_the_cpu_tier_takes_a_tenth_of_the_time_of_prefill_and_comes_before_it() -> None:
     engine = an_engine(num_gpu_blocks=8, cpu_blocks=64, prefill_tokens_per_s=100.0, decode_s_per_token=0.0)
     submit(engine, 18, "a", max_tokens=1)
     run(engine)
     submit(engine, 31, "b", max_tokens=1)
     run(engine)
     again = submit(engine, 18, "a", max_tokens=1)
+    before_s = asyncio.get_running_loop().time()
     _, prefill_tokens = engine.schedule()
     assert (prefill_tokens, again.computed) == (2, 16)
+    assert again.scheduled_s >= before_s + 0.016
     assert engine._step_s(prefill_tokens) == pytest.approx(0.02 + 0.016)
