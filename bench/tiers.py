@@ -154,14 +154,14 @@ def _table(rows: list[Row]) -> Table:
     figures = ["mean s", "P90 s", "tokens/s"]
     shown = tables.table(
         "TTFT and throughput: published | simulated",
-        ("scenario", "CPU tier"),
+        ("cache", "tier"),
         [*figures, *figures, "from GPU", "from CPU", "idle"],
     )
     for row in rows:
         scenario = next(each for each in SCENARIOS.values() if each.name == row.scenario)
         there = scenario.with_tier if row.has_tier else scenario.without_tier
         shown.add_row(
-            row.scenario if row.valid else f"{row.scenario} {scaled_time.INVALID}",
+            row.scenario.split()[0] if row.valid else f"{row.scenario} {scaled_time.INVALID}",
             "yes" if row.has_tier else "no",
             *(
                 cell
