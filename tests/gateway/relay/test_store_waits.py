@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.errors import StoreDown
 from coordinator.registry import SESSION, ReplicaRecord
-from gateway.relay import store_waits
-from gateway.relay.store_waits import StoreWaits
+from gateway.relay.pairs import store_waits
+from gateway.relay.pairs.store_waits import StoreWaits
 
 KEYS, ENDS = ["a", "b", "c"], [100, 200, 300]
 

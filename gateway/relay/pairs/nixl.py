@@ -1,0 +1,55 @@
+"""vLLM's NixlConnector: the answer of a leg has a reference (`kv_transfer_params`), with which the other replica
+fetches the cache. Asked for as in vLLM's toy_proxy_server.py.
+
+A reference is good once: a second use can give the answer of another prompt (vLLM #52234).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.relay.pairs.protocol import COMPUTED, REFERENCE, Told, WarnedReplicas
+from gateway.routing.ticket import Ticket
+
+_ASKED: Final = {
+    REFERENCE: {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+}
+
+
+class NixlPairs:
+    def __init__(self) -> None:
+        hint = "start it with the NixlConnector, or set pairs.protocol: each such prompt is computed twice"
+        self._warned = WarnedReplicas("a prefill gives no reference", hint)
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        return _ASKED
+
+    def told(self, ticket: Ticket, leg: Ticket, document: dict[str, Any]) -> Told:
+        reference = _reference(document)
+        if reference is None:
+            leg.failure = "no_reference"
+            self._warned.warn(leg.replica)
+            return Told("refused")
+        return Told(COMPUTED, {REFERENCE: reference})
+
+    async def arrived(self, leg: Ticket, told: Told) -> str:
+        return told.outcome
+
+
+def _reference(document: dict[str, Any]) -> dict[str, Any] | None:
+    """What an answer gives to the replica that decodes; None if it gives nothing that can be used: a reference without
+    blocks ends vLLM's engine (0.33)."""
+    reference = document.get(REFERENCE)
+    if not isinstance(reference, dict) or reference.get("do_remote_prefill") is not True:
+        return None
+    blocks = reference.get("remote_block_ids")
+    return reference if isinstance(blocks, list) and any(blocks) else None
