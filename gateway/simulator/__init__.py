@@ -20,7 +20,7 @@ is refused. Where to look:
     sequence       one prompt and its answer inside an engine
     engine         the step loop, and the wait for a request's tokens
     cache          blocks: hits, LRU eviction, reference counts
-    nixl           KV blocks for other servers, and theirs
+    nixl           KV blocks for other servers, and theirs      mooncake       the same by another connector
     pd_role        a role, prefill or decode, that changes while it runs
     offload        vLLM's CPU tier                   sim_lmcache      LMCache's chunks, in CPU memory and in a Redis
     events         vLLM's KV events, and their publisher over ZeroMQ

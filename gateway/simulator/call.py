@@ -59,13 +59,13 @@ class Call:
     async def fetch(self) -> None:
         """Takes the blocks of its prompt from another server, if it names one. A stream begins before that, so the
         error is one of its events. Else raises a 500."""
-        reference = self.body.get("kv_transfer_params") or {}
+        reference, connector = self.body.get("kv_transfer_params") or {}, self.replica.nixl or self.replica.mooncake
         if self.replica.pd_role is not None:
             self.replica.pd_role.check(self.request.path, reference)
-        if self.replica.nixl is None or not reference.get("do_remote_prefill"):
+        if connector is None or not reference.get("do_remote_prefill"):
             return
         try:
-            self.fetched = await self.replica.nixl.fetch(reference)
+            self.fetched = await connector.fetch(reference)
         except RequestRefused:
             if not self.body.get("stream"):
                 raise
@@ -73,10 +73,12 @@ class Call:
 
     def reference(self, generation: Generation) -> dict[str, Any] | None:
         """What its answer gives to the server that is to decode, if it asks for that."""
-        asked, url = self.body.get("kv_transfer_params") or {}, self.request.url
-        if self.replica.nixl is None or not asked.get("do_remote_decode"):
+        asked, replica = self.body.get("kv_transfer_params") or {}, self.replica
+        if not asked.get("do_remote_decode"):
             return None
-        return self.replica.nixl.give(self.request_id, generation, url.host or "", url.port or 0)
+        if replica.mooncake is not None:
+            replica.mooncake.give(asked, generation)
+        return None if replica.nixl is None else replica.nixl.give(self.request_id, generation, self.request.url)
 
     def generate(self, prompts: Sequence[EnginePrompt], answers: list[GeneratedAnswer]) -> Generation:
         """The generation of this call, remembered in /sim/state but not started. The caller has limited its answers by

@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from gateway.simulator import fields
 from gateway.simulator.call import read_json
 from gateway.simulator.errors import bad_request, not_found
+from gateway.simulator.faults import hang
 from gateway.simulator.prompt import token_text
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimLmcacheSettings
@@ -67,6 +68,29 @@ async def pd_role(replica: SimReplica, request: web.Request) -> web.StreamRespon
         return web.json_response(replica.pd_role.status())
     replica.pd_role.switch(await read_json(request))
     return web.json_response(replica.pd_role.status(), status=202)
+
+
+async def query(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    """Mooncake's bootstrap server: which engine this is."""
+    if replica.mooncake is None:
+        raise not_found()
+    if replica.faults.take("no_bootstrap"):
+        await hang()
+    return web.json_response(replica.mooncake.query(str(request.url.origin())))
+
+
+async def push(replica: SimReplica, request: web.Request) -> web.StreamResponse:
+    """Another server waits for the KV blocks of a prompt that is computed here."""
+    told = await read_json(request)
+    if replica.mooncake is None:
+        raise not_found()
+    if replica.faults.take("no_blocks"):
+        return web.json_response({"error": "Mooncake transfer engine returned -1"})
+    if replica.faults.take("no_push"):
+        await hang()
+    pushed = await replica.mooncake.push(told["engine_id"], told["transfer_id"])
+    await replica.faults.until_free()
+    return web.json_response(pushed)
 
 
 async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:

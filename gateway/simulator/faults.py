@@ -14,9 +14,11 @@
     crash      the process exits, at once or after a stream's K tokens, with status 3
     no_hits    prompts find no block in the cache, as if another group of the engine had lost its blocks
     no_blocks  nobody can fetch the blocks of a prompt that was computed for another server
+    no_push    Mooncake never moves them, and says nothing
     amnesia    the cache forgets all idle blocks, at once and without any KV event
     none       clears them all
 
+    no_bootstrap      its Mooncake bootstrap server answers nobody
     drop_events       a batch of KV events is numbered and can be replayed, but is not sent live
     lose_events       a batch is numbered and never seen again
     duplicate_events  a batch is sent twice
@@ -44,9 +46,8 @@ from gateway.simulator.protocol import checked
 
 _OfRequests = Literal["error", "reset", "cut", "truncate", "hang", "slow", "crash"]
 _OfEvents = Literal["drop_events", "lose_events", "duplicate_events", "delay_events"]
-_Mode = Literal[
-    _OfRequests, _OfEvents, "slower", "unhealthy", "stall", "block", "no_hits", "no_blocks", "amnesia", "none"
-]
+_OfPairs = Literal["no_blocks", "no_push", "no_bootstrap"]
+_Mode = Literal[_OfRequests, _OfEvents, _OfPairs, "slower", "unhealthy", "stall", "block", "no_hits", "amnesia", "none"]
 """Not a union: the error for an unknown mode names the modes of one Literal only."""
 OF_REQUESTS, OF_EVENTS = get_args(_OfRequests), get_args(_OfEvents)
 _CRASH_STATUS = 3

@@ -88,6 +88,11 @@ class SimMetrics(Collector):
                 histogram.add_metric(labels, buckets, getattr(engine.stats, total))
             yield histogram
         yield self._finished()
+        if self._settings.mooncake:
+            p2p = CounterMetricFamily("vllm:prompt_tokens_cached_by_source", "By source.", labels=(*_LABELS, "source"))
+            for labels, engine in engines:
+                p2p.add_metric((*labels, "p2p"), engine.stats.transfers)
+            yield p2p
         for name, value in (("queries", self._images.queries), ("hits", self._images.hits)):
             family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
             family.add_metric(self._labels(self._settings.ranks[0]), value)

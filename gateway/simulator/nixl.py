@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.engine import Generation
@@ -54,7 +55,7 @@ class Nixl:
     _engine_id: str = field(default_factory=lambda: os.urandom(8).hex())
     _pinned: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def give(self, request_id: str, generation: Generation, host: str, port: int) -> dict[str, Any]:
+    def give(self, request_id: str, generation: Generation, url: URL) -> dict[str, Any]:
         """A reference to the blocks of a prompt that was computed."""
         name, usage = f"{request_id}-{os.urandom(4).hex()}", generation.usage()
         self._pinned[name] = usage.prompt_tokens, usage.cached_tokens
@@ -66,8 +67,8 @@ class Nixl:
             "remote_block_ids": [[1]],
             "remote_engine_id": self._engine_id,
             "remote_request_id": name,
-            "remote_host": host,
-            "remote_port": port,
+            "remote_host": url.host or "",
+            "remote_port": url.port or 0,
             "tp_size": 1,
             "remote_num_tokens": usage.prompt_tokens,
             "transfer_mode": "pull",

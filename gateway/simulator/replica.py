@@ -14,6 +14,7 @@ from gateway.simulator.events import EventPublisher
 from gateway.simulator.faults import Faults
 from gateway.simulator.images import ImageReader
 from gateway.simulator.metrics import SimMetrics
+from gateway.simulator.mooncake import Mooncake
 from gateway.simulator.nixl import Nixl
 from gateway.simulator.pd_role import PdRole
 from gateway.simulator.prompt import EnginePrompt
@@ -106,7 +107,11 @@ class SimReplica:
         self.metrics = SimMetrics(settings, self.images)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in settings.ranks if settings.events]
         self.lmcache = _lmcache(settings)
+        self.tasks = Tasks()
         self.nixl = Nixl(settings.recomputes, settings.transfer_s_per_token) if settings.nixl else None
+        self.mooncake = (
+            Mooncake(settings.recomputes, settings.transfer_s_per_token, self.tasks) if settings.mooncake else None
+        )
         self.engines = [
             SimEngine(
                 settings,
@@ -119,7 +124,6 @@ class SimReplica:
         ]
         self.sleep = Sleep(self.engines)
         self.metrics.watch(self.engines, lambda: self.sleep.level)
-        self.tasks = Tasks()
         can_switch = self.nixl is not None and settings.pd_role
         self.pd_role = PdRole(settings.pd_role, self.nixl, self.tasks) if can_switch and self.nixl else None
         self.adapters = list(settings.adapters)
@@ -187,6 +191,7 @@ class SimReplica:
             "cached_tokens": sum(each.prefix_hits_tokens + each.external_hits_tokens for each in stats),
             "lmcache": None if self.lmcache is None else self.lmcache.stats,
             "nixl": None if self.nixl is None else self.nixl.counts,
+            "mooncake": None if self.mooncake is None else self.mooncake.counts,
             "lora_calls": self.num_lora_calls,
             "failing": self.faults.active(),
             "blocked": self.faults.blocked,

@@ -72,6 +72,8 @@ _CONTROL = (
     ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/fail", control_api.fail),
     ("POST", "/sim/fetch", control_api.fetch),
+    ("POST", "/sim/push", control_api.push),
+    ("GET", "/query", control_api.query),
 )
 
 

@@ -99,6 +99,8 @@ class SimSettings:
     """LMCache, instead of a CPU tier."""
     nixl: bool = False
     """Whether it hands KV blocks over to other servers, and takes theirs (NixlConnector)."""
+    mooncake: bool = False
+    """The same by vLLM's MooncakeConnector."""
     recomputes: bool = False
     """Whether it computes a prompt whose blocks it cannot take (`kv_load_failure_policy: recompute`)."""
 
@@ -120,6 +122,8 @@ class SimSettings:
             raise ValueError(f"pd_role is one of {', '.join(PD_ROLES)}, and needs nixl")
         if self.lmcache is not None and self.cpu_blocks:
             raise ValueError("cpu_blocks and lmcache are two answers to one question; leave one out")
+        if self.nixl and self.mooncake:
+            raise ValueError("nixl and mooncake are two answers to one question; leave one out")
         if self.lmcache is not None and self.lmcache.chunk_tokens % self.block_size:
             raise ValueError(
                 f"lmcache.chunk_tokens must be a multiple of block_size ({self.block_size}), "

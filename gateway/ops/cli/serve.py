@@ -119,6 +119,7 @@ def replica_sim(
     lmcache: Lmcache = None,
     nixl: Annotated[bool, Option("--nixl", help="Hand KV blocks over to other servers, and take theirs.")] = False,
     pd_role: Annotated[str, Option(help="A role that it can change: prefill or decode; needs --nixl.")] = "",
+    mooncake: Annotated[bool, Option("--mooncake", help="The same by vLLM's MooncakeConnector.")] = False,
     recomputes: Annotated[bool, Option("--recomputes", help="Compute a prompt whose blocks it cannot take.")] = False,
 ) -> None:
     """Run one simulated replica: an HTTP server that behaves like vLLM, without a GPU.
