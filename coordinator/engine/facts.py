@@ -44,7 +44,7 @@ _SAMPLE = re.compile(rf"\n(?P<name>vllm:(?:{_NAMES}))(?:\{{(?P<labels>[^}}\n]{{0
 _STARTED = re.compile(r"\nprocess_start_time_seconds[ \t]+(\S+)")
 _LABEL = re.compile(r'\b(\w++)="([^"]*)"')
 _ENGINE = re.compile(r'\bengine="([^"]*)"')
-_SOURCE_HOST = re.compile(r'\bsource="host"')
+_SOURCE_HOST, _SOURCE_P2P = re.compile(r'\bsource="host"'), re.compile(r'\bsource="p2p"')
 _AWAKE = re.compile(r'\bsleep_state="awake"')
 _WHOLE = re.compile(r"[0-9]{1,12}")
 _END_OF_OPENMETRICS = "# EOF"
@@ -165,6 +165,8 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
             figures.setdefault(rank, {})[_FIGURES[name]] = _number(sample["value"])
         elif _SOURCE_HOST.search(labels):
             figures.setdefault(rank, {})["cpu_loaded_tokens"] = _number(sample["value"])
+        elif _SOURCE_P2P.search(labels) and (tokens := _number(sample["value"])):
+            figures.setdefault(rank, {})["transfers"] = tokens  # Mooncake counts its transfers where they come from
     rank = chosen_rank(ranks, dp_rank)
     cache = dict(_LABEL.findall(configs.get(rank, "")))
     block_size = _whole(cache.get("block_size"))

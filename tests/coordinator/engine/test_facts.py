@@ -50,6 +50,12 @@ def test_groups_of_layers_share_blocks_so_vllms_own_count_of_tokens_is_the_capac
     assert parse_metrics(told, None).capacity_tokens == 12345
 
 
+def test_an_engine_whose_prompts_others_compute_is_known_by_the_source_of_their_tokens() -> None:
+    source = 'vllm:prompt_tokens_cached_by_source_total{{engine="0",source="p2p"}} {}\n'
+    told = [parse_metrics(METRICS + source.format(tokens), None).figures.get("transfers") for tokens in (0, 640)]
+    assert told == [None, 640]
+
+
 def test_the_only_rank_of_a_server_is_the_one_that_is_meant() -> None:
     third = METRICS.replace('engine="0"', 'engine="3"')
     alone, named = parse_metrics(third, None), parse_metrics(third, 3)
