@@ -247,11 +247,14 @@ class Gateway:
         )
         self.prefill_legs = PrefillLegs(
             settings,
+            fleet=fleet,
             moves=self.moves,
             outgoing=outgoing,
             upstream=self.upstream,
             failures=self.router.failures,
+            admission=self.admission,
             metrics=metrics,
+            tasks=self.tasks,
         )
         return Attempt(
             settings.timeouts,

@@ -266,8 +266,8 @@ class Metrics:
         self.prefills = self._counter(
             "kvgate_prefills",
             "Prompts that one replica was to compute for another one: computed, unstored (LMCache did not store it in "
-            "time), failed (the replica gave no usable answer), refused (it did not take the request), or left (it "
-            "died, or the client left).",
+            "time), failed (the replica gave no usable answer, or its engine was gone before the other one had all), "
+            "refused (it did not take the request), or left (it died, or the client left).",
             "outcome",
         )
         self.hedged_tokens = self._counter(

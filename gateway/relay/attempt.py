@@ -20,7 +20,7 @@ from gateway.relay.hedges import Hedges
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.relay.outgoing import Outgoing
-from gateway.relay.prefill_legs import PrefillLegs
+from gateway.relay.prefill_legs import NO_LEG, NoLeg, PrefillLeg, PrefillLegs
 from gateway.relay.relay import Relay, StreamBroken
 from gateway.relay.reply import Reply
 from gateway.relay.resumptions import Resumptions
@@ -30,6 +30,7 @@ from gateway.relay.retries import (
     NO_PREFILL,
     RETRIED_STATUSES,
     SWITCHED,
+    UNPREFILLED,
     Failure,
     held_against_replicas,
     is_refusal,
@@ -97,21 +98,38 @@ class Attempt:
     async def _first(self, job: Job, tries: Tries, reply: Reply, held: HeldBytes) -> Failure | None:
         """One attempt, with the last ticket. None if the client was answered, whatever the answer was."""
         ticket = tries.ticket
-        answer: Answer | None = None
+        leg = self._prefill_legs.begin(job, ticket)
         try:
-            given = await self._prefill_legs.given(job, ticket, held, reply.task)
+            await leg.handed_over()
             if ticket.is_prefilled:
                 reply.note(ticket, job.caller.sees_decisions)
-            if (failure := await self._kept_back(job, tries, given)) is not None:
-                return failure
+            failure = await self._sent(job, tries, reply, held, leg)
+            if failure is not None and failure.reason == UNPREFILLED:
+                reply.note(ticket, job.caller.sees_decisions)
+                failure = await self._sent(job, tries, reply, held, NO_LEG)
+            return failure
+        finally:
+            leg.end()
+            self._ended(ticket)
+
+    async def _sent(
+        self, job: Job, tries: Tries, reply: Reply, held: HeldBytes, leg: PrefillLeg | NoLeg
+    ) -> Failure | None:
+        """Sends it, with what a prefill leg gives."""
+        ticket = tries.ticket
+        answer: Answer | None = None
+        try:
+            if (kept := await self._kept_back(job, tries, leg.given)) is not None:
+                return kept
             with (
                 self._deadlines.within(self._first_byte_s if job.stream else None, reply.task) as limit,
                 self._waiting(job, tries, limit) as waiting,
                 self._hedges.watch(job, tries, waiting, self._second_failed) as hedge,
             ):
+                leg.waits(waiting)
                 ticket.sent_s = time.monotonic()
-                body, headers = self._outgoing.body(job, ticket, given), self._outgoing.headers(job, ticket)
-                target, is_sent_once = self._outgoing.target(job, ticket), job.has_effects or bool(given)
+                body, headers = self._outgoing.body(job, ticket, leg.given), self._outgoing.headers(job, ticket)
+                target, is_sent_once = self._outgoing.target(job, ticket), job.has_effects or bool(leg.given)
                 answer = await self._upstream.send(job.method, ticket.url, target, headers, body, is_sent_once)
                 if answer.status in RETRIED_STATUSES:
                     return self._noted(ticket, _of_prefill(ticket, await declined(answer, held)))
@@ -126,6 +144,7 @@ class Attempt:
                 if answer.status >= 400 and (failure := await self._refused(job, tries, answer, is_whole, held)):
                     return failure
                 hedge.answered(streamed)
+                leg.taken()
             self._taken(job, tries, answer, streamed, reply)
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer, said.document)
@@ -135,13 +154,12 @@ class Attempt:
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
         except TimeoutError:
-            if waiting.move_reason == HEDGED:
-                return Failure(HEDGED)
+            if waiting.move_reason in (HEDGED, UNPREFILLED):
+                return Failure(waiting.move_reason)
             return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
         finally:
             if answer is not None:
                 answer.close()
-            self._ended(ticket)
 
     async def _kept_back(self, job: Job, tries: Tries, given: Mapping[str, Any]) -> Failure | None:
         """Why the request is not sent to the replica where it was placed."""

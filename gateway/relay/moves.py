@@ -66,8 +66,8 @@ class WaitingAttempt:
     """One attempt, until its client gets a byte; or from then on, if its stream can go on elsewhere."""
 
     __slots__ = (
-        "_limit", "_moves", "can_go_on", "has_place", "has_stalled", "is_scheduled", "is_stall", "may_leave", "member",
-        "move_reason", "replica", "serving", "since_s", "size_bytes", "tried",
+        "_limit", "_moves", "can_go_on", "has_place", "has_stalled", "is_prefilling", "is_scheduled", "is_stall",
+        "may_leave", "member", "move_reason", "replica", "serving", "since_s", "size_bytes", "tried",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +96,8 @@ class WaitingAttempt:
         """Whether an earlier attempt of the request was a stall."""
         self.has_place = False
         """Whether it leaves for a place that it has. Then it leaves a replica that died together with others, too."""
+        self.is_prefilling = False
+        """Whether another replica computes its prompt now. So its own one has nothing to do for it yet."""
         self.can_go_on = can_go_on
         """Of a stream whose client has got the first byte: whether its rest can be asked for elsewhere."""
         self.is_stall = False
@@ -104,7 +106,7 @@ class WaitingAttempt:
         self.is_scheduled = False
         """Whether it moves within the next second, or was to move and cannot."""
         self.move_reason = ""
-        """Why it was moved: asleep, dead, hung, unreachable or drained. Empty if it was not moved."""
+        """Why it was moved: asleep, dead, hung, unreachable, drained, hedged or unprefilled; empty if it was not."""
 
     @property
     def has_begun(self) -> bool:
@@ -255,7 +257,9 @@ class Moves:
             self._hangs.forget(replica)
             return
         self._health_checks.check_silent(member)
-        if member.is_silent or (record.is_serving and member.is_answering):
+        if all(each.is_prefilling for each in self.waiting[replica]):
+            self._hangs.forget(replica)
+        elif member.is_silent or (record.is_serving and member.is_answering):
             self._hangs.check(member, record)
         if reason := self._gone_reason(member, record, together=True):
             going = [each for each in self.waiting[replica] if each.member is member and self._move_reason(each)]

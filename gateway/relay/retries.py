@@ -31,6 +31,8 @@ SWITCHED = "switched"
 """Of an attempt that its replica, or that of its prefill, refused because its role has changed."""
 NO_PREFILL = "no_prefill"
 """Of an attempt that was not sent: nobody has computed its prompt, and its replica does not."""
+UNPREFILLED = "unprefilled"
+"""Of an attempt that waits in vain for what another replica was to compute for it at the same time."""
 _BROKEN = frozenset({500, 502})
 _NOT_EXECUTED = frozenset({"refused", "status_404", "status_429", "status_503", SWITCHED, NO_PREFILL})
 _PAUSED = b"Generation is paused"

@@ -44,7 +44,7 @@ class Ticket:
     prefill: Ticket | None = field(default=None, init=False)
     """The part of it that another replica does: it computes the prompt. None if its own replica does."""
     is_prefilled: bool = field(default=False, init=False)
-    """Whether the other replica has done so."""
+    """Whether the other replica has done so, or does so at the same time."""
     prefill_cached_tokens: int | None = field(default=None, init=False)
     """What the other replica had cached of the prompt; None if its own usage tells that."""
     other_name: str = field(default="", init=False)

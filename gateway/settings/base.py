@@ -18,20 +18,24 @@ Count = Annotated[int, Field(ge=1)]
 _LabelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,63}$")]
 ROLE_LABEL: Final = "kvgate.io/role"
 """The label that says what a replica is for: see Role. Without it, it is `both`."""
+BOOTSTRAP_PORT_LABEL: Final = "kvgate.io/bootstrap-port"
+"""The label with the port of a prefill replica's Mooncake bootstrap server; without it, vLLM's default."""
 Role = Literal["both", "prefill", "decode"]
 """`prefill`: it computes prompts for others, and answers nobody. `decode`: others compute prompts for it. `both`: it
 computes its own."""
 ROLES: Final = get_args(Role)
 
 
-def _checked_role(labels: dict[str, str]) -> dict[str, str]:
-    role = labels.get(ROLE_LABEL)
+def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
+    role, port = labels.get(ROLE_LABEL), labels.get(BOOTSTRAP_PORT_LABEL)
     if role is not None and role not in ROLES:
         raise ValueError(f"{ROLE_LABEL}: {role!r} is none of {', '.join(ROLES)}")
+    if port is not None and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"{BOOTSTRAP_PORT_LABEL}: {port!r} is no port")
     return labels
 
 
-Labels = Annotated[dict[_LabelText, _LabelText], Field(max_length=16), AfterValidator(_checked_role)]
+Labels = Annotated[dict[_LabelText, _LabelText], Field(max_length=16), AfterValidator(_checked_labels)]
 """What operators call a replica, like `version: v2`."""
 
 

@@ -57,7 +57,7 @@ class HedgeSettings(Section):
 class PairSettings(Section):
     """How one replica computes prompts for another one, if the replicas have roles."""
 
-    protocol: Literal["nixl", "store"] = "nixl"
+    protocol: Literal["nixl", "store", "mooncake"] = "nixl"
     min_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 512
 
 

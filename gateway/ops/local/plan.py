@@ -11,7 +11,7 @@ import yaml
 
 from gateway.ops.errors import CommandError
 from gateway.ops.followed import FollowedReplica, is_http
-from gateway.settings.base import ROLE_LABEL
+from gateway.settings.base import BOOTSTRAP_PORT_LABEL, ROLE_LABEL
 from gateway.settings.config_file import SettingsError, build, merged
 from gateway.settings.gateway_settings import GatewaySettings, build_settings, load_settings
 
@@ -37,7 +37,11 @@ class Plan:
     detach: bool = False
 
 
-_FORM = "URL, or id=r0,url=http://host:port[,events=tcp://host:port][,replay=…][,lmcache=…][,dp_rank=0][,role=prefill]"
+_FORM = (
+    "URL, or id=r0,url=http://host:port[,events=tcp://host:port][,replay=…][,lmcache=…][,dp_rank=0][,role=prefill]"
+    "[,bootstrap_port=8998]"
+)
+_LABELS = {"role": ROLE_LABEL, "bootstrap_port": BOOTSTRAP_PORT_LABEL}
 
 
 _OF_REPLICA = {"id", "url", "dp_rank", "labels"}
@@ -51,8 +55,8 @@ def parse_fronted(text: str, position: int) -> FollowedReplica:
     if not all(equals for _, equals, _ in parts) or len({name for name, _, _ in parts}) < len(parts):
         raise CommandError(f"--replica {text}: is not understood; write {_FORM}")
     told: dict[str, Any] = {**fields}
-    if (role := told.pop("role", None)) is not None:
-        told["labels"] = {ROLE_LABEL: role}
+    if labels := {label: told.pop(name) for name, label in _LABELS.items() if name in told}:
+        told["labels"] = labels
     try:
         return build(FollowedReplica, told, {}, {})
     except SettingsError as error:

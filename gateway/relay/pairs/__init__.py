@@ -4,5 +4,6 @@ One file for each protocol of `pairs.protocol`, behind one interface. prefill_le
 
     protocol     the interface: what a leg is asked, what its answer says, what is waited for
     nixl         vLLM's NixlConnector
-    store        LMCache's remote tier      store_waits  waits until a prompt is there
+    store        LMCache's remote tier        store_waits  waits until a prompt is there
+    mooncake     vLLM's MooncakeConnector     bootstraps   which engine a replica is, for that
 """

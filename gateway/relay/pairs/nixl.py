@@ -1,27 +1,26 @@
 """vLLM's NixlConnector: the answer of a leg has a reference (`kv_transfer_params`), with which the other replica
-fetches the cache. Asked for as in vLLM's toy_proxy_server.py.
+fetches the cache. LegRequest for as in vLLM's toy_proxy_server.py.
 
 A reference is good once: a second use can give the answer of another prompt (vLLM #52234).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
 from typing import Any, Final
 
-from gateway.relay.pairs.protocol import COMPUTED, REFERENCE, Told, WarnedReplicas
+from gateway.relay.pairs.protocol import COMPUTED, REFERENCE, LegAnswer, LegRequest, WarnedReplicas
 from gateway.routing.ticket import Ticket
 
-_ASKED: Final = {
-    REFERENCE: {
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_engine_id": None,
-        "remote_block_ids": None,
-        "remote_host": None,
-        "remote_port": None,
-    }
+_PARAMS: Final = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
 }
+_ASKED: Final = LegRequest({REFERENCE: _PARAMS})
 
 
 class NixlPairs:
@@ -29,20 +28,21 @@ class NixlPairs:
         hint = "start it with the NixlConnector, or set pairs.protocol: each such prompt is computed twice"
         self._warned = WarnedReplicas("a prefill gives no reference", hint)
 
-    @property
-    def asked(self) -> Mapping[str, Any]:
+    async def asks(self, leg: Ticket) -> LegRequest:
         return _ASKED
 
-    def told(self, ticket: Ticket, leg: Ticket, document: dict[str, Any]) -> Told:
+    def told(self, ticket: Ticket, leg: Ticket, document: dict[str, Any]) -> LegAnswer:
         reference = _reference(document)
         if reference is None:
             leg.failure = "no_reference"
             self._warned.warn(leg.replica)
-            return Told("refused")
-        return Told(COMPUTED, {REFERENCE: reference})
+            return LegAnswer("refused")
+        return LegAnswer(COMPUTED, {REFERENCE: reference})
 
-    async def arrived(self, leg: Ticket, told: Told) -> str:
+    async def arrived(self, leg: Ticket, told: LegAnswer, is_taken: asyncio.Event) -> str:
         return told.outcome
+
+    def failed(self, leg: Ticket) -> None: ...
 
 
 def _reference(document: dict[str, Any]) -> dict[str, Any] | None:

@@ -154,6 +154,29 @@ async def test_a_pause_moves_what_waits_and_leaves_streams_that_have_begun_to_th
     assert moved == ["asleep False"]
 
 
+@pytest.mark.parametrize("is_prefilling", [True, False])
+async def test_a_replica_does_not_hang_while_all_that_waits_there_is_computed_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, is_prefilling: bool
+) -> None:
+    store, upstream = Store(StoreOptions("redis://127.0.0.1:1", 0.02), "g0"), Upstream(300, None)
+    fleet = Fleet([ReplicaSettings(id="r0", url="http://127.0.0.1:1")], store, upstream)
+    checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
+    hangs = HangDetector(fleet, HEALTH, store, upstream, progress)
+    moves, checked = Moves(fleet, checks, store, progress, hangs), list[str]()
+    member, task = fleet.members["r0"], asyncio.current_task()
+    assert task is not None
+    member.is_answering = member.alive = True
+    record = ReplicaRecord("r0", "life-1", "ready", 0, 1, member.url)
+    monkeypatch.setattr(moves, "_member_and_record", lambda _: (member, record))
+    monkeypatch.setattr(checks, "check_silent", lambda _: None)
+    monkeypatch.setattr(hangs, "check", lambda each, _: checked.append(each.id))
+    limit = Deadlines().within(None, task)
+    with moves.attempt("r0", (), [], limit) as waiting:
+        waiting.is_prefilling, waiting.since_s = is_prefilling, 0.0
+        moves._check_replica("r0", SENT_S)
+    assert checked == ([] if is_prefilling else ["r0"])
+
+
 @pytest.mark.parametrize("can_go_on", [True, False])
 async def test_a_stream_that_cannot_go_on_elsewhere_waits_for_its_replica_and_is_read_once(
     monkeypatch: pytest.MonkeyPatch, can_go_on: bool
