@@ -1,5 +1,5 @@
 """vLLM's MooncakeConnector: both replicas get the request at once, with one transfer id. The first one pushes the cache
-to the other one when it has computed it. LegRequest for as in vLLM's mooncake_connector_proxy.py.
+to the other one when it has computed it. Asked for as in vLLM's mooncake_connector_proxy.py.
 
 A transfer id is good once: vLLM (0.33) never frees the blocks of a leg whose id another one has, and who asks with an
 id that was used waits. So nobody uses it again, not even on a connection that broke.

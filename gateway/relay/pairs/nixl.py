@@ -1,5 +1,5 @@
 """vLLM's NixlConnector: the answer of a leg has a reference (`kv_transfer_params`), with which the other replica
-fetches the cache. LegRequest for as in vLLM's toy_proxy_server.py.
+fetches the cache. Asked for as in vLLM's toy_proxy_server.py.
 
 A reference is good once: a second use can give the answer of another prompt (vLLM #52234).
 """
