@@ -100,8 +100,8 @@ class Attempt:
         ticket = tries.ticket
         leg = self._prefill_legs.begin(job, ticket)
         try:
-            await leg.handed_over()
-            if ticket.is_prefilled:
+            if ticket.prefill is not None:
+                await leg.handed_over()
                 reply.note(ticket, job.caller.sees_decisions)
             failure = await self._sent(job, tries, reply, held, leg)
             if failure is not None and failure.reason == UNPREFILLED:
