@@ -40,6 +40,7 @@ class Plan:
 _FORM = (
     "URL, or id=r0,url=http://host:port[,events=tcp://host:port][,replay=…][,lmcache=…][,dp_rank=0][,role=prefill]"
     "[,bootstrap_port=8998]"
+    "[,bootstrap_port=8998]"
 )
 _LABELS = {"role": ROLE_LABEL, "bootstrap_port": BOOTSTRAP_PORT_LABEL}
 
