@@ -7,6 +7,7 @@ long, so checking all of them every TICK_S is exact enough.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from types import TracebackType
 from typing import Protocol
@@ -75,6 +76,15 @@ class Limit:
         self._deadlines.remove(self)
         if self._has_expired and self._task.uncancel() <= 0 and kind is asyncio.CancelledError:
             raise TimeoutError from error
+
+    def pause(self) -> None:
+        """It waits for something else, until `restart`."""
+        self.due_s = math.inf
+
+    def restart(self) -> None:
+        """Its whole time begins now."""
+        if self._limit_s is not None:
+            self.due_s = time.monotonic() + self._limit_s
 
     def expire(self) -> None:
         """Cancel the task; only the first call does."""

@@ -86,9 +86,8 @@ class Attempt:
 
     def failed(self, tries: Tries, failure: Failure) -> None:
         """The current attempt has failed."""
-        if failure.reason in (ASLEEP, SWITCHED):
+        if tries.failed(failure) and failure.reason in (ASLEEP, SWITCHED):
             self._metrics.retries.inc(failure.reason)
-        tries.failed(failure)
 
     def count(self, tries: Tries, *, was_answered: bool) -> None:
         """Counts server errors against their replicas, unless they are the request's own fault."""

@@ -108,6 +108,16 @@ class WaitingAttempt:
         self.move_reason = ""
         """Why it was moved: asleep, dead, hung, unreachable, drained, hedged or unprefilled; empty if it was not."""
 
+    def waits_for_prefill(self) -> None:
+        """Another replica computes its prompt. If that takes too long, that replica is to blame."""
+        self.is_prefilling = True
+        self._limit.pause()
+
+    def is_prefilled(self) -> None:
+        """The other replica has done so, or will not."""
+        self.is_prefilling = False
+        self._limit.restart()
+
     @property
     def has_begun(self) -> bool:
         """Whether its client has got the first byte."""

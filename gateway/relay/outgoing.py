@@ -71,7 +71,7 @@ class Outgoing:
         """The body gains fields if the replica's agent must learn which blocks the prompt uses, or if the gateway asks
         for the usage of a stream whose client says nothing of it. It names the model as the replica does."""
         asked: dict[str, Any] = {**given}
-        if job.is_usage_open:
+        if job.is_usage_open and not ticket.shows_usage:  # which it learns, also if it is asked once more
             asks = self._fleet.asks_usage(ticket.replica)
             ticket.asks_usage, ticket.shows_usage = asks is True, asks is None
             if asks:

@@ -104,7 +104,9 @@ class PrefillLeg:
         """The replica that decodes gets the request now."""
         if not self._is_beside:
             return
-        self._waiting, waiting.is_prefilling = waiting, not self._leg.is_over
+        self._waiting = waiting
+        if not self._leg.is_over:
+            waiting.waits_for_prefill()
         if self._is_lost:
             waiting.move(UNPREFILLED)
 
@@ -128,6 +130,9 @@ class PrefillLeg:
                 outcome = await self._protocol.arrived(self._leg, told, self._is_taken)
             if outcome not in (COMPUTED, UNSTORED):
                 self._fail()
+        except Exception:  # a fault of this code: the other replica must not wait for what never comes
+            self._fail()
+            raise
         finally:
             held.let_go()
             self._legs.metrics.prefills.inc(outcome)
@@ -156,7 +161,7 @@ class PrefillLeg:
             return told
         finally:
             if self._waiting is not None:
-                self._waiting.is_prefilling = False
+                self._waiting.is_prefilled()
             self._leg.ended()
             self._leg.done()
 

@@ -69,16 +69,17 @@ class Tries:
         """Whether an attempt before was a stall: see moves.py."""
         return bool(self.failures) and any(failure.is_stall for failure in self.failures)  # most have none
 
-    def failed(self, failure: Failure) -> None:
-        """The current attempt has failed. One that has done nothing does not count as a try."""
+    def failed(self, failure: Failure) -> bool:
+        """The current attempt has failed. Whether it has done nothing, and so does not count as a try."""
         self.ticket.used = NOTHING
         is_switch = failure.reason == SWITCHED and self.switches < _MOST_SWITCHES
         self.switches += is_switch
         if is_switch or failure.reason in (ASLEEP, HEDGED):
             self.tickets.pop()
-            return
+            return True
         self.ticket.failure = failure.reason
         self.failures.append(failure)
+        return False
 
     def begin_again(self) -> None:
         """Forget where it was tried. The load of these attempts is given back: the last one's by the next placement."""

@@ -242,7 +242,7 @@ class HealthChecks:
             return
         with suppress(UpstreamError):
             answer = await self._upstream.get(member.url, PATH, self._timeout_s)
-            if answer.status < 500:
+            if answer.status in (200, 404, 405):
                 member.was_asked_role = True
                 self._fleet.learn_role(member, parse_role(answer.body) if answer.status == 200 else None)
 

@@ -26,7 +26,8 @@ computes its own."""
 ROLES: Final = get_args(Role)
 
 
-def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
+def checked_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Raises ValueError if one that gateways understand is wrong."""
     role, port = labels.get(ROLE_LABEL), labels.get(BOOTSTRAP_PORT_LABEL)
     if role is not None and role not in ROLES:
         raise ValueError(f"{ROLE_LABEL}: {role!r} is none of {', '.join(ROLES)}")
@@ -35,7 +36,7 @@ def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
-Labels = Annotated[dict[_LabelText, _LabelText], Field(max_length=16), AfterValidator(_checked_labels)]
+Labels = Annotated[dict[_LabelText, _LabelText], Field(max_length=16), AfterValidator(checked_labels)]
 """What operators call a replica, like `version: v2`."""
 
 

@@ -81,3 +81,21 @@ async def test_a_limit_that_two_end_at_once_is_one_timeout() -> None:
     with pytest.raises(TimeoutError), limit:
         await asyncio.sleep(60)
     assert this_task().cancelling() == 0
+
+
+async def test_a_limit_that_pauses_begins_anew() -> None:
+    """A replica is not to blame for the time of another one that computes its prompt."""
+    reached: list[str] = []
+
+    async def paused() -> None:
+        with Deadlines().within(0.05, this_task()) as limit:
+            limit.pause()
+            await asyncio.sleep(0.2)  # past the limit
+            reached.append("the end of the pause")
+            limit.restart()
+            await asyncio.sleep(60)
+            reached.append("the end")
+
+    with pytest.raises(TimeoutError):
+        await paused()
+    assert reached == ["the end of the pause"]

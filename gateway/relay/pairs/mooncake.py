@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from gateway.relay.pairs.protocol import COMPUTED, REFERENCE, LegAnswer, LegRequ
 from gateway.routing.ticket import Ticket
 
 _LOOK_S: Final = 0.25
+_LEAST_LOOKED_S: Final = 3.0
 _GONE: Final = frozenset({"dead", "hung"})
 
 
@@ -56,8 +58,11 @@ class MooncakePairs:
         return LegAnswer(COMPUTED)
 
     async def arrived(self, leg: Ticket, told: LegAnswer, is_taken: asyncio.Event) -> str:
-        """Until the other replica has taken the cache, the engine that has it must live."""
-        while not is_taken.is_set():
+        """Until the other replica has taken the cache, the engine that has it must live. An answer that is no stream
+        does not show when that was. So this looks for as long as the prefill took, or a little."""
+        now_s = time.monotonic()
+        until_s = now_s + max(_LEAST_LOOKED_S, now_s - leg.sent_s)
+        while not is_taken.is_set() and time.monotonic() < until_s:
             life = leg.pool.records.get(leg.replica)
             if life is None or life.incarnation != leg.incarnation or life.state in _GONE:
                 leg.failure = "gone"

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from gateway.replicas.discovery.source import SourceDown, replica_at
-from gateway.settings.base import ROLE_LABEL, ROLES
+from gateway.settings.base import BOOTSTRAP_PORT_LABEL, ROLE_LABEL, checked_labels
 from gateway.settings.discovery_settings import KubernetesSettings
 from gateway.settings.gateway_settings import ReplicaSettings
 
@@ -39,13 +39,16 @@ class _Metadata(_Object):
     labels: dict[str, str] | None = None
 
     @property
-    def role(self) -> dict[str, str]:
-        """The label that says it, if there is one. Kubernetes copies a Service's labels to its EndpointSlices."""
-        role = (self.labels or {}).get(ROLE_LABEL)
-        if role is not None and role not in ROLES:
-            _log.warning("a Service has an unknown role", slice=self.name, role=role, hint=f"one of {', '.join(ROLES)}")
+    def understood(self) -> dict[str, str]:
+        """The labels that gateways understand. Kubernetes copies a Service's labels to its EndpointSlices."""
+        labels = {
+            name: told for name, told in (self.labels or {}).items() if name in (ROLE_LABEL, BOOTSTRAP_PORT_LABEL)
+        }
+        try:
+            return checked_labels(labels)
+        except ValueError as error:
+            _log.warning("a Service has a wrong label", slice=self.name, problem=str(error))
             return {}
-        return {} if role is None else {ROLE_LABEL: role}
 
 
 class _Conditions(_Object):
@@ -185,7 +188,7 @@ class EndpointSlices:
             port = self._port(each.ports or [])
             if port is None or each.address_type not in ("IPv4", "IPv6"):
                 continue
-            labels = {**self._settings.labels, **each.metadata.role}
+            labels = {**self._settings.labels, **each.metadata.understood}
             for endpoint in each.endpoints or ():
                 if endpoint.takes_requests:
                     name = endpoint.target_ref.name if endpoint.target_ref is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from coordinator.engine.facts import EngineFacts
 from coordinator.registry import ReplicaRecord
-from gateway.relay.pairs import bootstraps
+from gateway.relay.pairs import bootstraps, mooncake
 from gateway.relay.pairs.bootstraps import Bootstraps, Engine, engine_id_of, parse_engines
 from gateway.relay.pairs.mooncake import MooncakePairs
 from gateway.relay.pairs.protocol import LegAnswer
@@ -43,7 +44,8 @@ def leg(incarnation: str = "life1", url: str = "http://10.0.0.7:8000", now: str 
     """One that was placed in a life of its replica; the registry has what is so `now`."""
     life, state = now.split()
     records = {"r0": ReplicaRecord("r0", life, state, 1000, 0, url)}
-    return SimpleNamespace(replica="r0", incarnation=incarnation, url=url, pool=SimpleNamespace(records=records))
+    pool = SimpleNamespace(records=records)
+    return SimpleNamespace(replica="r0", incarnation=incarnation, url=url, pool=pool, sent_s=time.monotonic())
 
 
 def known_of(servers: Servers, **labels: str) -> Bootstraps:
@@ -117,3 +119,13 @@ async def test_a_prompt_that_was_taken_needs_its_engine_no_longer() -> None:
     assert not waiting.done()
     is_taken.set()
     assert await waiting == "computed"
+
+
+async def test_an_answer_that_is_no_stream_needs_the_engine_of_its_prompt_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing shows when its replica has taken the prompt, and it may generate for minutes."""
+    monkeypatch.setattr(mooncake, "_LOOK_S", 0.001)
+    monkeypatch.setattr(mooncake, "_LEAST_LOOKED_S", 0.0)
+    pairs, one = MooncakePairs(known_of(Servers())), leg()
+    assert await pairs.arrived(one, LegAnswer("computed"), asyncio.Event()) == "computed"

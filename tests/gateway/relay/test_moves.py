@@ -172,9 +172,13 @@ async def test_a_replica_does_not_hang_while_all_that_waits_there_is_computed_el
     monkeypatch.setattr(hangs, "check", lambda each, _: checked.append(each.id))
     limit = Deadlines().within(None, task)
     with moves.attempt("r0", (), [], limit) as waiting:
-        waiting.is_prefilling, waiting.since_s = is_prefilling, 0.0
+        waiting.since_s = 0.0
+        if is_prefilling:
+            waiting.waits_for_prefill()
         moves._check_replica("r0", SENT_S)
-    assert checked == ([] if is_prefilling else ["r0"])
+        waiting.is_prefilled()
+        moves._check_replica("r0", SENT_S)
+    assert checked == ["r0"] * (1 if is_prefilling else 2)
 
 
 @pytest.mark.parametrize("can_go_on", [True, False])

@@ -77,16 +77,18 @@ async def test_every_pod_that_is_found_has_the_configured_labels(api: Kubernetes
     await answers.aclose()
 
 
-async def test_the_label_of_a_service_says_the_role_of_its_replicas(api: KubernetesApi, tmp_path: Path) -> None:
+async def test_labels_of_a_service_that_gateways_understand_are_those_of_its_replicas(
+    api: KubernetesApi, tmp_path: Path
+) -> None:
     for name, role in (("computes", "prefill"), ("answers", "decode"), ("wrong", "prefil")):
-        labels = {"app": "vllm", "kvgate.io/role": role, "kvgate.io/team": ""}
+        labels = {"app": "vllm", "kvgate.io/role": role, "kvgate.io/team": "", "kvgate.io/bootstrap-port": "8999"}
         await api.put(name, [endpoint(name, "10.0.0.1")], ports(http=8000), service=name, labels=labels)
     everybody = [endpoint(name, "10.0.0.1") for name in ("computes", "answers", "wrong")]
     await api.put("all", everybody, ports(http=8000), service="all", labels={"app": "vllm"})
     answers = follow(api, tmp_path, selector="app=vllm", labels={"version": "v2"})
     assert {replica.id: replica.labels for replica in await anext(answers)} == {
-        "computes": {"version": "v2", "kvgate.io/role": "prefill"},
-        "answers": {"version": "v2", "kvgate.io/role": "decode"},
+        "computes": {"version": "v2", "kvgate.io/role": "prefill", "kvgate.io/bootstrap-port": "8999"},
+        "answers": {"version": "v2", "kvgate.io/role": "decode", "kvgate.io/bootstrap-port": "8999"},
         "wrong": {"version": "v2"},
     }
     await answers.aclose()
