@@ -115,8 +115,8 @@ async def test_a_server_that_tells_decode_gets_only_prompts_that_another_one_has
     assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (200, "r2")
     stage.replicas["r0"].fail("error", count=-1)
     failed: set[tuple[str, str]] = set()
-    for number in range(8):
-        answer = await stage.ask(prose(f"not computed {number}"))
+    answers = [await stage.ask(prose(f"not computed {number}")) for number in range(8)]
+    for answer in answers:
         assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (200, "r2")
         [record] = await records_of(stage.http, stage.cluster.gateway_urls[0], answer.headers["x-request-id"])
         failed |= {(each["replica"], each["why"]) for each in record["failed"]}

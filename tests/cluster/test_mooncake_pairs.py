@@ -211,11 +211,14 @@ def trouble(stage: MooncakeStage, what: str) -> tuple[Callable[[], None], Callab
     }[what]
 
 
+_LESS_TOLD = ("a prefill gets another life", "all prefills fail", "decode breaks off")
+
+
 @pytest.mark.parametrize(
     "what",
     [
-        *("a prefill is killed", "a prefill gets another life", "all prefills are frozen", "all prefills fail"),
-        *("decode is killed", "decode breaks off"),
+        *("a prefill is killed", "all prefills are frozen", "decode is killed"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in _LESS_TOLD),
     ],
 )
 async def test_no_request_fails_or_hangs_and_no_transfer_id_is_used_twice_when(what: str, stage: MooncakeStage) -> None:
