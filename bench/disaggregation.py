@@ -27,7 +27,7 @@ from rich.console import Console
 
 from bench import record, tables
 from bench.cluster import running_gateways, running_replicas
-from bench.load import MODEL, percentile
+from bench.load import MODEL, at_random_times, percentile
 from bench.options import counts, positive
 
 REPLICAS = 8
@@ -70,12 +70,7 @@ class Load:
     failed: int = 0
 
     async def run(self, seconds: float) -> None:
-        """Sends requests for so long, and waits for the answers."""
-        until_s, tasks = time.monotonic() + seconds, list[asyncio.Task[None]]()
-        while time.monotonic() < until_s:
-            tasks.append(asyncio.get_running_loop().create_task(self._ask(len(tasks))))
-            await asyncio.sleep(self.dice.expovariate(self.rate_per_s))
-        await asyncio.gather(*tasks)
+        await at_random_times(self._ask, self.rate_per_s, seconds, self.dice)
 
     async def _ask(self, number: int) -> None:
         text = " ".join(f"w{self.dice.randrange(10**5)}" for _ in range(self.dice.randint(*PROMPT_WORDS)))

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from bench import record, tables
 from bench.cluster import Cluster, running_cluster
-from bench.load import MODEL, percentile
+from bench.load import MODEL, at_random_times, percentile
 from bench.options import counts, positive
 
 REPLICAS = 8
@@ -70,12 +70,7 @@ class Load:
         return " ".join(f"w{self._random.randrange(10**5)}" for _ in range(count))
 
     async def run(self, seconds: float) -> None:
-        """Sends requests for so long, and waits for the answers."""
-        until_s, tasks = time.monotonic() + seconds, list[asyncio.Task[None]]()
-        while time.monotonic() < until_s:
-            tasks.append(asyncio.get_running_loop().create_task(self._ask(len(tasks))))
-            await asyncio.sleep(self._random.expovariate(self._rate_per_s))
-        await asyncio.gather(*tasks)
+        await at_random_times(self._ask, self._rate_per_s, seconds, self._random)
 
     async def _ask(self, number: int) -> None:
         text = self._random.choice(self._documents) + self._words(QUESTION_WORDS)

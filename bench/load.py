@@ -55,6 +55,18 @@ class Result:
         return percentile(self.ttft_s, share)
 
 
+async def at_random_times(
+    ask: Callable[[int], Awaitable[None]], rate_per_s: float, seconds: float, dice: random.Random
+) -> None:
+    """Clients that come whether others have been answered or not. Asks for so long, each time with the next number from
+    0, and waits for the answers."""
+    until_s, tasks = time.monotonic() + seconds, list[asyncio.Future[None]]()
+    while time.monotonic() < until_s:
+        tasks.append(asyncio.ensure_future(ask(len(tasks))))
+        await asyncio.sleep(dice.expovariate(rate_per_s))
+    await asyncio.gather(*tasks)
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which this share of the values lies. 0 if there are no values."""
     ranked = sorted(values)

@@ -82,10 +82,7 @@ def pairs() -> Iterator[tuple[Cluster, dict[str, SimReplica]]]:
         running_gateways(
             {sim.id: sim.url for sim in sims},
             config=CONFIG,
-            beside={
-                sim.id: f"role=prefill,bootstrap_port={sim.port}" if sim.id in PREFILLS else "role=decode"
-                for sim in sims
-            },
+            beside={sim.id: _role(sim) for sim in sims},
         ) as cluster,
     ):
         for url in cluster.gateway_urls:
