@@ -97,7 +97,7 @@ class PrefillLeg:
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """The fields that this request gains. None if the cache is loaded from the store, or the prompt computed."""
+        """The fields that this request gains. Empty if decode loads the cache from the store, or computes it itself."""
         return self._handed.result()
 
     def waits(self, waiting: WaitingAttempt) -> None:

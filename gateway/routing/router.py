@@ -75,10 +75,10 @@ class Router:
         *,
         is_new: bool,
     ) -> Ticket | None:
-        """Chooses a replica and reserves its load; None if all were tried. It is none of those `avoided_now`, which
-        are more than those `tried`. The same step gives back the load of the `last` attempt, which failed. A request
-        waits for room; before, if it `is_new`, it waits until this gateway knows a replica that is ready. Raises an
-        ApiError if the request may not wait, or has waited too long."""
+        """Chooses a replica and reserves its load; None if all were tried. `avoided_now` tells which replicas are not
+        asked: those `tried`, and others. The same step gives back the load of the `last` attempt, which failed. A
+        request waits for room. Before that, if it `is_new`, it waits until this gateway knows a replica that is ready.
+        Raises an ApiError if the request may not wait, or has waited too long."""
         if is_new:
             await self._holds.until_ready(job)
         route, asked = job.route, set[str]()

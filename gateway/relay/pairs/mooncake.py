@@ -59,7 +59,7 @@ class MooncakePairs:
 
     async def arrived(self, leg: Ticket, told: LegAnswer, is_taken: asyncio.Event) -> str:
         """Until the other replica has taken the cache, the engine that has it must live. An answer that is no stream
-        does not show when that was. So this looks for as long as the prefill took, or a little."""
+        does not show when that was. So this looks for as long as the prefill took, and for three seconds at least."""
         now_s = time.monotonic()
         until_s = now_s + max(_LEAST_LOOKED_S, now_s - leg.sent_s)
         while not is_taken.is_set() and time.monotonic() < until_s:
