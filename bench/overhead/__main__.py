@@ -3,6 +3,7 @@
     python -m bench.overhead [--quick] [--install] [--out FILE]
     python -m bench.overhead --contenders kvgate,sglang-router --prompts '350 B' --answers 'stream 16' --connections 8
     python -m bench.overhead --contenders kvgate --beside ../kvgate-before --rounds 5 --connections 8
+    python -m bench.overhead --contenders kvgate --without resume --calls --rounds 10 --connections 8
 
 The proxies run side by side and take turns, so that changes of the machine's speed affect all of them alike. The full
 grid takes hours, --quick three minutes. CPU is the time of the proxy's processes alone, without the client and the
@@ -21,13 +22,16 @@ from rich.table import Table
 
 from bench import record, tables
 from bench.options import amounts, count, counts, names, positive
-from bench.overhead.cell import CpuRatio, Figures, Row, Shape, cpu_ratio, measure, median_of
-from bench.overhead.contenders import BESIDE, CONTENDERS, of_checkout
+from bench.overhead.calls import INSTALL
+from bench.overhead.cell import Compared, Figures, Row, Shape, compared, measure, median_of
+from bench.overhead.contenders import BESIDE, CONTENDERS, PARTS, of_checkout, without
 from bench.overhead.shapes import ANSWERS, PROMPTS
 from bench.overhead.upstreams import upstreams
 from bench.peers import PEERS, DoesNotStart
 
 _QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced", "connections": "8", "rates": "200"}
+_BESIDE = ("CPU ratio", "calls ratio", "more B/conn")
+"""What is shown of a contender that is compared with another one."""
 
 
 def _shapes(options: argparse.Namespace) -> list[Shape]:
@@ -35,12 +39,19 @@ def _shapes(options: argparse.Namespace) -> list[Shape]:
     return [Shape(prompt, answer, *load) for prompt in options.prompts for answer in options.answers for load in loads]
 
 
+def _beside(found: Compared) -> tuple[str, str, str]:
+    calls = f"{found.calls_ratio:.3f}" if found.calls_ratio else ""
+    return f"{found.cpu_ratio:.3f} ± {found.cpu_ratio_error:.3f}", calls, str(found.more_bytes)
+
+
 def _table(rows: list[Row]) -> Table:
     columns = ["CPU us", "Redis us", "req/s", "first p50", "p99 ms"]
     if any(row.figures.failed for row in rows):
         columns.append("failed")
-    if any(row.cpu_ratio is not None for row in rows):
-        columns.append("CPU ratio")
+    if any(row.figures.calls for row in rows):
+        columns.append("calls")
+    if any(row.compared is not None for row in rows):
+        columns += _BESIDE
     title = "CPU per request, requests/s and time to the first byte: medians"
     table = tables.table(title, ("prompt", "answer", "load", "proxy"), columns)
     above = None
@@ -56,7 +67,8 @@ def _table(rows: list[Row]) -> Table:
             f"{figures.first_byte_p50_ms:.2f}",
             f"{figures.first_byte_p99_ms:.2f}",
             *([str(figures.failed)] if "failed" in columns else []),
-            *([str(row.cpu_ratio or "")] if "CPU ratio" in columns else []),
+            *([f"{figures.calls:.1f}"] if "calls" in columns else []),
+            *(_beside(row.compared) if row.compared is not None else []),
         )
         above = shape
     return table
@@ -67,6 +79,7 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
     shapes, proxies = _shapes(options), {}
     contenders = [CONTENDERS[name] for name in options.contenders]
     contenders += [of_checkout(options.beside)] if options.beside else []
+    contenders += [without(options.without)] if options.without else []
     with ExitStack() as stack:
         urls = stack.enter_context(upstreams())
         for contender in contenders:
@@ -86,20 +99,19 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
             for _ in range(options.rounds):
                 for name, proxy in proxies.items():
                     progress.update(task, description=f"{shape.prompt}, {shape.answer}: {name}")
-                    rounds[name].append(measure(shape, proxy, urls[0], options.warm_up_s, options.seconds))
+                    times = (options.warm_up_s, options.seconds)
+                    rounds[name].append(measure(shape, proxy, urls[0], *times, counts_calls=options.calls))
                     progress.advance(task)
             found.rows += _rows(shape, rounds)
 
 
 def _rows(shape: Shape, rounds: dict[str, list[Figures]]) -> list[Row]:
-    rows = []
+    rows = list[Row]()
     for name, figures in rounds.items():
-        rows.append(Row(shape, name, median_of(figures), _compared(name, rounds)))
+        is_compared = name == "kvgate" and BESIDE in rounds
+        beside = compared(figures, rounds[BESIDE], shape.connections) if is_compared else None
+        rows.append(Row(shape, name, median_of(figures), beside))
     return rows
-
-
-def _compared(name: str, rounds: dict[str, list[Figures]]) -> CpuRatio | None:
-    return cpu_ratio(rounds[name], rounds[BESIDE]) if name == "kvgate" and BESIDE in rounds else None
 
 
 def _options() -> argparse.Namespace:
@@ -123,10 +135,15 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--warm-up-s", type=positive, default=1.0, help="warm-up of each cell (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="only the cells of `make bench-quick`")
-    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another KVGate, shown as `kvgate beside`")
+    beside = parser.add_mutually_exclusive_group()
+    beside.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another KVGate, shown as `kvgate beside`")
+    beside.add_argument("--without", choices=PARTS, help="`kvgate beside` is the same with this part switched off")
+    parser.add_argument("--calls", action="store_true", help="count system calls, too (takes 3 s more for each cell)")
     parser.add_argument("--install", action="store_true", help="install the other routers first, from PyPI")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
+    if options.calls and INSTALL:
+        parser.error(f"--calls needs strace: {INSTALL}")
     if options.quick:
         parser.set_defaults(**_QUICK)
         options = parser.parse_args()

@@ -12,11 +12,14 @@ from typing import Any
 
 from bench.load import percentile
 from bench.machine import IdleShare
+from bench.overhead.calls import counted_calls
 from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
 from bench.overhead.contenders import Running
 from bench.overhead.shapes import ANSWERS, payload
 from bench.overhead.upstreams import set_answer
 from bench.trees import cpu_s, rss_bytes, tree
+
+_COUNTED_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,23 @@ class Figures:
     total_p99_ms: float
     rss_mb: float
     """Memory of the proxy's process tree at the end."""
+    calls: float = 0.0
+    """The system calls of the proxy's processes per request; 0 if they were not counted."""
 
 
 @dataclass(frozen=True)
-class CpuRatio:
-    """CPU per request, divided by that of another contender. It is the median over rounds of their ratios: if the
-    machine's speed changes, this errs less than the ratio of medians."""
+class Compared:
+    """One contender beside another one. Each is the median over rounds: if the machine's speed changes, the median of
+    ratios errs less than the ratio of medians."""
 
     cpu_ratio: float
+    """CPU per request, divided by that of the other one."""
     cpu_ratio_error: float
     """Standard error of this median; 0 with one round."""
-
-    def __str__(self) -> str:
-        return f"{self.cpu_ratio:.3f} ± {self.cpu_ratio_error:.3f}"
+    calls_ratio: float
+    """System calls per request, in the same way; 0 if they were not counted."""
+    more_bytes: int
+    """How much more memory it has, for each connection."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,11 @@ class Row:
     shape: Shape
     contender: str
     figures: Figures
-    cpu_ratio: CpuRatio | None = None
-    """Beside the contender that it is compared with."""
+    compared: Compared | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        ratio = {} if self.cpu_ratio is None else asdict(self.cpu_ratio)
-        return {"contender": self.contender, **asdict(self.shape), **asdict(self.figures), **ratio}
+        compared = {} if self.compared is None else asdict(self.compared)
+        return {"contender": self.contender, **asdict(self.shape), **asdict(self.figures), **compared}
 
 
 def median_of(rounds: Sequence[Figures]) -> Figures:
@@ -86,14 +92,24 @@ def median_of(rounds: Sequence[Figures]) -> Figures:
     return Figures(**middle | counted)
 
 
-def cpu_ratio(rounds: Sequence[Figures], beside: Sequence[Figures]) -> CpuRatio:
-    """The ratio of two contenders over the same rounds."""
-    ratios = [one.cpu_us / other.cpu_us for one, other in zip(rounds, beside, strict=True)]
+def compared(rounds: Sequence[Figures], beside: Sequence[Figures], connections: int) -> Compared:
+    """Two contenders over the same rounds."""
+    pairs = list(zip(rounds, beside, strict=True))
+    ratios = [one.cpu_us / other.cpu_us for one, other in pairs]
     error = sqrt(pi / 2 / len(ratios)) * stdev(ratios) if len(ratios) > 1 else 0.0
-    return CpuRatio(round(median(ratios), 3), round(error, 4))
+    calls = [one.calls / other.calls for one, other in pairs if other.calls]
+    more_mb = median(one.rss_mb - other.rss_mb for one, other in pairs)
+    return Compared(
+        cpu_ratio=round(median(ratios), 3),
+        cpu_ratio_error=round(error, 4),
+        calls_ratio=round(median(calls), 3) if calls else 0.0,
+        more_bytes=round(more_mb * 1e6 / max(1, connections)),
+    )
 
 
-def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, seconds: float) -> Figures:
+def measure(
+    shape: Shape, running: Running, control_url: str, warm_up_s: float, seconds: float, counts_calls: bool
+) -> Figures:
     """Sets the upstream's answer, warms up, and measures."""
     answer = ANSWERS[shape.answer]
     set_answer(control_url, answer)
@@ -118,7 +134,17 @@ def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, 
         total_p50_ms=_percentile_ms(measured.total_s, 0.5),
         total_p99_ms=_percentile_ms(measured.total_s, 0.99),
         rss_mb=round(sum(rss_bytes(pid) for pid in tree(running.pids)) / 1e6, 1),
+        calls=_calls(shape, running, requests) if counts_calls else 0.0,
     )
+
+
+def _calls(shape: Shape, running: Running, requests: Payload) -> float:
+    """System calls per request. They are counted apart from the time, because counting takes most of it."""
+    if not running.pids:
+        return 0.0
+    with counted_calls(running.pids) as calls:
+        measured = asyncio.run(_load(shape, running, requests, _COUNTED_S))
+    return round(calls.count / max(1, measured.done), 2)
 
 
 async def _load(shape: Shape, running: Running, requests: Payload, seconds: float) -> Measured:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from bench.cluster import KVGATE, running_gateways
 from bench.overhead.canned import MODEL
@@ -44,12 +45,12 @@ def _direct(upstreams: Sequence[str]) -> AbstractContextManager[Running]:
 
 
 def _kvgate(
-    gateways: int, command: Sequence[str] = KVGATE
+    gateways: int, command: Sequence[str] = KVGATE, config: dict[str, Any] | None = None
 ) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
     @contextmanager
     def start(upstreams: Sequence[str]) -> Iterator[Running]:
         urls = {f"r{index}": url for index, url in enumerate(upstreams)}
-        with running_gateways(urls, gateways=gateways, kvgate=command) as cluster:
+        with running_gateways(urls, gateways=gateways, kvgate=command, config=config) as cluster:
             processes = read_processes(cluster.state_dir)
             yield Running(
                 cluster.gateway_urls,
@@ -62,6 +63,9 @@ def _kvgate(
 
 
 BESIDE = "kvgate beside"
+"""The name of the other KVGate that this one is compared with."""
+PARTS: Mapping[str, dict[str, Any]] = {"resume": {"resume": {"enabled": False}}, "hedge": {"hedge": {"max_share": 0}}}
+"""What can be switched off to see its cost, and the configuration that does it."""
 
 
 def of_checkout(checkout: Path) -> Contender:
@@ -70,6 +74,11 @@ def of_checkout(checkout: Path) -> Contender:
     command = checkout / ".venv" / "bin" / "kvgate"
     missing = "" if command.exists() else f"run `make install` in {checkout}"
     return Contender(BESIDE, _kvgate(1, [str(command)]), lambda: missing)
+
+
+def without(part: str) -> Contender:
+    """The same gateways with one of PARTS switched off."""
+    return Contender(BESIDE, _kvgate(1, config=PARTS[part]))
 
 
 def _of_peer(peer: Peer) -> Contender:

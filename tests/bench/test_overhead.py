@@ -30,3 +30,18 @@ def test_it_measures_what_it_is_asked_for(tmp_path: Path) -> None:
         if answer == "stream 16 paced":
             assert row["total_p50_ms"] - row["first_byte_p50_ms"] > 16 * 4 * 0.9
     assert {"processor", "cores", "python", "commit"} <= found["machine"].keys()
+
+
+@pytest.mark.slow
+def test_it_shows_the_cost_of_a_part_beside_gateways_without_it(tmp_path: Path) -> None:
+    out = tmp_path / "resume.json"
+    command = [sys.executable, "-m", "bench.overhead", "--contenders", "kvgate", "--without", "resume", "--calls"]
+    cell = ("--prompts", "350 B", "--answers", "stream 16", "--connections", "2", "--seconds", "0.4", "--rounds", "1")
+    command += [*cell, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    kvgate, beside = json.loads(out.read_text())["rows"]
+    assert (kvgate["contender"], beside["contender"]) == ("kvgate", "kvgate beside")
+    assert min(kvgate["calls"], beside["calls"]) > 3  # a request and its answer are read and written
+    assert kvgate["calls_ratio"] == pytest.approx(kvgate["calls"] / beside["calls"], abs=0.001)
+    assert "calls_ratio" not in beside
