@@ -72,7 +72,7 @@ class Resumptions:
     def begin(self, job: Job, tries: Tries) -> None:
         """A stream begins. What its client gets is kept if the stream could go on elsewhere."""
         if tries.seam is None and not job.not_resumed and self._settings.enabled:
-            tries.sent = Sent(self._admission, self._settings.max_tokens)
+            tries.sent = Sent(self._admission, self._settings.max_tokens, job.endpoint.api != "openai")
 
     def count(self, job: Job, tries: Tries) -> None:
         """Counts a stream that is over, or broke for the first time: whether it could go on elsewhere, or why not."""

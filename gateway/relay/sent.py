@@ -29,12 +29,13 @@ _PARTS = (b'"', b"{")
 
 class Sent:
     """The events of one stream, as its replica sent them. Beyond `most_tokens`, or without room, they are forgotten.
-    Then the stream cannot go on elsewhere."""
+    Then the stream cannot go on elsewhere. `has_kinds`: its parts may be of a kind that is no text."""
 
     __slots__ = (
         "_admission",
         "_checked_bytes",
         "_counted_bytes",
+        "_has_kinds",
         "_kept",
         "_most_tokens",
         "_parts",
@@ -42,13 +43,14 @@ class Sent:
         "why_lost",
     )
 
-    def __init__(self, admission: Admission, most_tokens: int) -> None:
+    def __init__(self, admission: Admission, most_tokens: int, has_kinds: bool = True) -> None:
         self.why_lost = ""
         """Why not all events are here; empty if they are."""
         self.prompt_ids = b""
         """Those of the prompt, as they stand in JSON; empty if no event told them."""
         self._admission = admission
         self._most_tokens = most_tokens
+        self._has_kinds = has_kinds
         self._kept = bytearray()
         self._counted_bytes = 0
         self._checked_bytes = _STEP_BYTES
@@ -59,15 +61,16 @@ class Sent:
         self.prompt_ids = ids
         self._check()
 
-    def add(self, events: bytes) -> None:
-        """Whole events."""
+    def add(self, events: bytes, parts: int) -> None:
+        """Whole events, and how many parts of the answer they have."""
         if self.why_lost:
             return
         self._kept += events
-        self._parts += events.count(_END)
-        for mark, kind in _NO_TEXT.items():
-            if mark in events:
-                self.lose(kind)
+        self._parts += parts
+        if self._has_kinds:
+            for mark, kind in _NO_TEXT.items():
+                if mark in events:
+                    self.lose(kind)
         if len(self._kept) > self._checked_bytes:
             self._check()
 

@@ -36,6 +36,8 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _IDS = b'"token_ids":['
 _NO_LOGPROBS = b',"logprobs":null'
 _EMPTY = b'"delta":{},'
+_NO_TEXT_BYTES = len(b"{}")
+"""A delta without text. vLLM sends one that only tells token ids."""
 _NAMES = (b"event: content_block_delta\n", b"event: response.output_text.delta\n")
 """How the events begin that have the text of messages and of responses."""
 _NAMED_TEXT = re.compile(rb'(?:"type":"text_delta","text"|"delta"):("(?:[^"\\\n]|\\.)*")')
@@ -169,9 +171,10 @@ class EventRelay:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
         if self._lacks_prompt:
             ready = self._without_prompt(ready)
-        self.parts += ready.count(self._token_mark)
+        parts = ready.count(self._token_mark)
+        self.parts += parts
         if self._sent is not None:
-            self._sent.add(ready)
+            self._sent.add(ready, parts)
         original = ready
         if self._hides_ids:
             ready = without_ids(_without_empty(ready) if _EMPTY in ready else ready)
@@ -200,13 +203,13 @@ class EventRelay:
             if self._sent is not None:
                 self._sent.add_part(event[start:end], b"")
             return event
-        at = event.rfind(self._ids_mark, start)
-        text, ids = event[start:at], event[at + self._mark_bytes : end]
-        if at <= start or text == b"{}" or b"]" in ids:
+        text, mark, ids = event[start:end].partition(self._ids_mark)
+        is_one = ids.isdigit()
+        if len(text) <= _NO_TEXT_BYTES or not (is_one or (mark and b"]" not in ids)):
             return b""
         if self._sent is not None:
             self._sent.add_part(text, ids)
-        return event[:at] + self._hidden_end if self._hides_ids else event
+        return b"".join((self._usual_start, text, self._hidden_end)) if self._hides_ids else event
 
     def _learn(self, event: bytes) -> None:
         """Learns the usual form from events without an end, an error and usage. Strings cannot imitate the keys."""

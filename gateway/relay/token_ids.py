@@ -10,9 +10,10 @@ from typing import Final
 
 ASK: Final = {"return_token_ids": True}
 """The field that asks vLLM for the token ids of the prompt and of the answer."""
-_MARKS = (b'"prompt_token_ids":[', b'"token_ids":[', b'"prompt_token_ids": [', b'"token_ids": [')
-"""How lists of ids begin. Text cannot imitate them: inside a string, quotation marks have a backslash."""
-_OF_PROMPT = _MARKS[0]
+_MARKS: Final = {b'token_ids":[': b'token_ids":null', b'token_ids": [': b'token_ids": null'}
+"""How lists of ids begin, of a prompt's, too, and what stands there without them. Text cannot imitate them: inside a
+string, quotation marks have a backslash."""
+_OF_PROMPT = b'"prompt_token_ids":['
 _BEGINNING_BYTES = 2048
 """The ids of a prompt begin this early in a stream."""
 
@@ -29,17 +30,8 @@ def without_prompt_ids(data: bytes) -> tuple[bytes, bytes]:
 
 def without_ids(data: bytes) -> bytes:
     """A JSON text, or whole events, with null for each list of token ids: so vLLM says it if nobody has asked."""
-    for mark in _MARKS:
-        at = data.find(mark)
-        if at >= 0:
-            data = _without(data, mark, at)
+    for mark, null in _MARKS.items():
+        first, *parts = data.split(mark)
+        if parts and b"]" in parts[-1]:
+            data = null.join([first, *[part[part.find(b"]") + 1 :] for part in parts]])
     return data
-
-
-def _without(data: bytes, mark: bytes, at: int) -> bytes:
-    parts, done = list[bytes](), 0
-    while at >= 0 and (end := data.find(b"]", at)) >= 0:
-        parts += (data[done : at + len(mark) - 1], b"null")
-        done = end + 1
-        at = data.find(mark, done)
-    return b"".join((*parts, data[done:]))
