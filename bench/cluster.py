@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import yaml
 
+from bench.streams import STREAMS
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import Kind, Process
 from gateway.ops.local.state_dir import read_processes
@@ -264,6 +265,7 @@ def _gateways(
         )
         daemons = [*cluster.gateway_processes, *cluster.agents]
         yield cluster
+        STREAMS.read(cluster.gateway_urls)
     finally:
         processes: list[Daemon | SimReplica] = [*daemons, *sims]
         for each in processes:

@@ -3,6 +3,7 @@ that repeats them."""
 
 from __future__ import annotations
 
+import atexit
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.interpreter import is_optimised
 from bench.machine import machine
+from bench.streams import STREAMS
 
 _SLOW_PYTHON = (
     "warning: this Python was built without optimisation, so gateways cost a third more here than with Debian's Python "
@@ -26,8 +28,9 @@ _SLOW_PYTHON = (
 
 def begin() -> None:
     """Makes SIGTERM unwind like Ctrl-C, so that every started process is stopped. Reads the commit now, because results
-    come hours later and files may change meanwhile. Warns of a slow Python."""
+    come hours later and files may change meanwhile. Warns of a slow Python. The last line tells of the streams."""
     machine()
+    atexit.register(STREAMS.show)
     if not is_optimised():
         print(_SLOW_PYTHON, file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -45,7 +48,8 @@ def write(out: Path | None, rows: Sequence[dict[str, Any]], versions: dict[str, 
     `out`."""
     if out is None:
         return
-    head = orjson.dumps({"machine": machine(), "versions": versions, "command": command(), **facts})
+    told = {"machine": machine(), "versions": versions, "command": command(), "streams": STREAMS.as_dict()}
+    head = orjson.dumps({**told, **facts})
     lines = b",\n".join(orjson.dumps(row) for row in rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(head.removesuffix(b"}") + b',"rows":[\n' + lines + b"\n]}\n")

@@ -28,6 +28,7 @@ from bench.faults.redis import Line, Redis, Sentinels, until
 from bench.faults.verdicts import Strike
 from bench.fleet.replicas import light_replicas
 from bench.fleet.settings import LightSettings
+from bench.streams import STREAMS
 from coordinator.keys import PoolKeys
 from gateway.ops.local.ports import free_ports
 
@@ -244,3 +245,4 @@ async def running_stage(
         stack.push_async_callback(stage.close)
         await stage.start()
         yield stage
+        await asyncio.to_thread(STREAMS.read, stage.urls)

@@ -18,6 +18,7 @@ import yaml
 
 from bench.cluster import KVGATE
 from bench.processes import running
+from bench.streams import STREAMS
 from gateway.ops.local.ports import free_ports
 from gateway.settings.gateway_settings import OVERRIDES
 
@@ -84,6 +85,7 @@ def running_gateways(
                 for gateway in started[-at_once:]:
                     gateway.wait_until_ready(replicas)
         yield started
+        STREAMS.read(gateway.url for gateway in started)
         for gateway in started:
             gateway.process.terminate()  # all at once, before the stack waits for each
 

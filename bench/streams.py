@@ -1,0 +1,39 @@
+"""Counts the streams of a run's gateways, and how many of them another replica could have gone on with."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+
+import httpx
+
+_COUNT = re.compile(r'^kvgate_streams_total\{resumable="(\w+)"\} (\S+)$', re.MULTILINE)
+
+
+class Streams:
+    """Those of all clusters of this run, as their gateways count them."""
+
+    def __init__(self) -> None:
+        self._by_answer = Counter[str]()
+
+    def read(self, urls: Iterable[str]) -> None:
+        """Adds the counts of gateways that are about to stop. One that does not answer any more tells nothing."""
+        for url in urls:
+            with suppress(httpx.HTTPError):
+                for answer, count in _COUNT.findall(httpx.get(f"{url}/metrics", timeout=10).text):
+                    self._by_answer[answer] += round(float(count))
+
+    def as_dict(self) -> dict[str, int]:
+        """`yes`, or why another replica could not have gone on, and how many streams."""
+        return dict(self._by_answer)
+
+    def show(self) -> None:
+        """Prints them, if there were any."""
+        if total := self._by_answer.total():
+            yes = self._by_answer["yes"]
+            print(f"{total:,} streams; {yes:,} ({yes / total:.1%}) could have gone on at another replica")
+
+
+STREAMS = Streams()
