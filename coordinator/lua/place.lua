@@ -20,7 +20,7 @@
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
 --   text    pair: of a request that may be placed at two replicas: see lib/pair.lua; "": it may not. Of the second
---             place, it is a number: it never waits, and is taken only if the replica computes no more tokens for it
+--             place: see steps/second.lua
 --   text    gateway, epoch, reservation
 --   flag    explain
 --   number  deadline_ms: a call that runs later than this (Redis time) changes nothing; 0: none
@@ -220,16 +220,16 @@ if billed and not explain then
   end
 end
 
-local most_tokens = tonumber(pair)
+local is_second = string.find(pair, '^%d') ~= nil
 if string.find(line, '^hedge ') then
 -- include steps/hedge
-elseif most_tokens and (must_wait or pick.is_desperate or uncached > most_tokens) then
-  return { 'no_room', now, 0 }
+elseif is_second then
+-- include steps/second
 end
 
 local waits
 local has_waiting = room_share > 0 and not is_kept and has_any and redis.call('EXISTS', waiting_key) == 1
-if room_share > 0 and not is_kept and not most_tokens and (must_wait or full or has_waiting) then
+if room_share > 0 and not is_kept and not is_second and (must_wait or full or has_waiting) then
 -- include steps/turn
   waits = take_turn()
   if waits and not explain then

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import redis.asyncio as redis
 
 from coordinator.maintenance.reaper import Reaper
@@ -115,6 +116,66 @@ async def test_a_replica_that_never_computes_prompts_gets_help_however_little_is
             each.prefill = Prefill(PREFILLS, 10**6, (), ("r1",))
         placements = [await placed(one, each) for each in asked]
         assert {each.replica: each.prefill is not None for each in placements} == {"r0": False, "r1": True}
+
+
+async def long_prompts(pool: Pool, *names: str, least_tokens: int = 1) -> None:
+    """Two prompts of 300 tokens each are to be computed: by the replicas that prefill, or by those that decode if they
+    help themselves."""
+    for name in names:
+        await placed(pool, pairing(name, keys=chain(name, 2, 3), least_tokens=least_tokens))
+    await drained(pool)
+
+
+async def test_a_prompt_that_would_wait_longer_elsewhere_than_where_it_is_decoded_is_computed_there(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with four_replicas(redis_server) as (one, _):
+        await long_prompts(one, "a", "b")
+        busy = {name: str(3 * SPAN_TOKENS) for name in PREFILLS.replicas}
+        assert (await loads(client))[1] == busy
+        assert await prefilled(one, pairing("short", keys=chain("short"))) == ""
+        one.done("short", NOTHING)
+        await drained(one)
+        needed = pairing("needed", keys=chain("needed"))
+        needed.prefill = Prefill(PREFILLS, 1, (), tuple(DECODES.replicas))
+        assert await prefilled(one, needed) != ""
+        for name in ("needed", "neededp"):
+            one.done(name, NOTHING)
+        await drained(one)
+        assert await prefilled(one, pairing("long", keys=chain("long", *range(3)))) != ""
+        for name in ("long", "longp"):
+            one.done(name, NOTHING)
+        await long_prompts(one, "c", "d", least_tokens=10**6)
+        assert (await loads(client))[1] == busy | {name: str(3 * SPAN_TOKENS) for name in DECODES.replicas}
+        assert await prefilled(one, pairing("waits at both", keys=chain("waits at both"))) != ""
+
+
+async def test_its_own_load_where_it_is_decoded_is_no_wait(redis_server: RedisServer, client: redis.Redis) -> None:
+    keys = chain(*range(3))
+    async with four_replicas(redis_server) as (one, _):
+        assert await prefilled(one, pairing("holds", keys=keys[:2], least_tokens=10**6)) == ""
+        one.done("holds", NOTHING)
+        await drained(one)
+        missing = await placed(one, pairing("one of three", keys=keys))
+        assert (missing.matched_tokens, missing.prefill) == (2 * SPAN_TOKENS, None)
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_paired"),
+    [
+        ({"r0": 1000, "r1": 1000, "r2": 3000, "r3": 3000}, True),
+        ({"r0": 1000, "r1": 1000, "r2": 1500, "r3": 1500}, False),
+        ({"r2": 80_000, "r3": 80_000}, False),  # nobody knows how fast the others are
+        ({"r0": 80, "r1": 80}, False),
+    ],
+)
+async def test_a_wait_is_as_long_as_replicas_are_slow(
+    redis_server: RedisServer, client: redis.Redis, rates: dict[str, int], is_paired: bool
+) -> None:
+    async with four_replicas(redis_server) as (one, _):
+        await long_prompts(one, "a", "b")
+        await client.hset(KEYS.rates, mapping=rates)
+        assert (await prefilled(one, pairing("short", keys=chain("short"))) != "") is is_paired
 
 
 async def test_without_a_replica_that_can_prefill_it_is_prefilled_where_it_is_decoded(

@@ -9,9 +9,9 @@
 --   tried_at         the number of one more of these: the first place is none
 -- Returns the reply of the first run; if there is a second place, its reply is one value more.
 
-local PAIR_AT, REPLICA, WHY, MATCHED_TOKENS, UNCACHED, KIND, MODE = 1, 2, 5, 7, 11, 12, 15
-local MOST_RATIO = 4 -- of what is computed for others, and what that saves them
-local ANY = 2 ^ 31
+local PAIR_AT, REPLICA, WHY, MATCHED_TOKENS, UNCACHED, KIND, MODE, AHEAD = 1, 2, 5, 7, 11, 12, 15, 23
+local MOST_RATIO = 2 -- of the times until the prompt is computed elsewhere, and where it is decoded
+local ANY = 1e15
 
 local function has(names, name)
   for i = 1, #names do
@@ -33,7 +33,7 @@ local function paired(run, keys, argv)
   -- confirms claims, they all stay claims.
   local is_unsure = reply[KIND] == 'claim' and reply[MODE] == 'session'
   local missing = reply[UNCACHED] + (is_unsure and reply[MATCHED_TOKENS] or 0)
-  local most_tokens = MOST_RATIO * missing
+  local most_tokens = MOST_RATIO * (reply[AHEAD] + missing)
   if has(pair.needed_at or {}, reply[REPLICA]) then
     most_tokens = ANY
   elseif missing < pair.least_tokens or has(pair.except_at, reply[REPLICA]) then
@@ -41,7 +41,7 @@ local function paired(run, keys, argv)
   end
   local tried = argv[pair.tried_at]
   argv[pair.tried_at] = tried == '' and reply[REPLICA] or tried .. ' ' .. reply[REPLICA]
-  argv[PAIR_AT] = string.format('%d', most_tokens)
+  argv[PAIR_AT] = string.format('%d %s', most_tokens, reply[REPLICA])
   keys[pair.subset_at] = pair.subset
   for i = 1, #pair.arguments, 2 do
     argv[pair.arguments[i]] = pair.arguments[i + 1]
