@@ -326,6 +326,10 @@ class Placement(NamedTuple):
     """The prompt tokens that its replica had to compute before."""
     prefill: Placement | None = None
     """Where the prompt is computed for this replica; None if it computes that itself."""
+    unpaired: str = ""
+    """Why it does, although others might have: `short` (too little is missing), `itself` (it computes all its prompts),
+    `no_room` (the others have no room, or need too much time), `none` (none of them can be asked), `last_resort` or
+    `pinned`."""
 
     @property
     def is_told(self) -> bool:
@@ -398,13 +402,16 @@ def parse_placement(reply: Any, bill: Bill | None = None) -> Answer | str:
         costs[0] if costs and isinstance(costs[0], list) else (),  # a text if an older version has granted it
         _spent(costs[1]) if len(costs) > 1 and costs[1] else (),
         int(costs[2]) if len(costs) > 2 else 0,
-        _prefill(costs[3]) if len(costs) > 3 else None,
+        *(_second(costs[3]) if len(costs) > 3 else ()),
     )  # fmt: skip
 
 
-def _prefill(reply: Any) -> Placement | None:
-    placement = parse_placement(reply)
-    return placement if isinstance(placement, Placement) else None
+def _second(told: Any) -> tuple[Placement | None, str]:
+    """The second place of a pair, or why there is none."""
+    if isinstance(told, bytes):
+        return None, _text(told)
+    placement = parse_placement(told)
+    return placement if isinstance(placement, Placement) else None, ""
 
 
 def _text(told: bytes) -> str:

@@ -4,7 +4,7 @@
 --   hash    placing...: the keys of `place`
 -- ARGV
 --   text    arguments...: of `place`
--- Returns the reply of `place`. If the request has a second place, the reply of that is one value more.
+-- Returns the reply of `place`. If it is a place, it has one value more: see lib/pair.lua.
 
 local function place(KEYS, ARGV)
 -- include whole place

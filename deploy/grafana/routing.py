@@ -196,12 +196,11 @@ _PAIRS = Row(
     (
         Panel(
             "Where prompts are computed",
-            "Placements per second: by a prefill replica, or where the request is decoded. The latter lack less than "
-            "pairs.min_tokens, are not paired by their kind, found no prefill replica with room, or their prefill "
-            "failed. Metrics tell only the last of these apart. Good: long new prompts by prefill replicas.",
+            "Placements per second: by a prefill replica, or where the request is decoded, and why, in the words of "
+            "docs/disaggregation.md. Good: long new prompts by prefill replicas. Much no_room: there are too few.",
             (
                 Query(_ELSEWHERE, "by a prefill replica"),
-                Query(f"{rate('kvgate_decisions_total')} - {_ELSEWHERE}", "where it is decoded"),
+                Query(rate("kvgate_unpaired_total", "why"), "{{why}}"),
             ),
             unit="reqps",
             stacked=True,

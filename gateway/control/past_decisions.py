@@ -50,7 +50,7 @@ _DICTIONARY = (
     b'"code":null,"over_budget":null,"tenant":null,"key":"","duration_ms":100.0,"first_byte_ms":null,"model":"","served_model":"",'
     b'"placed_as":"","backend":null,"stream":true,"prompt_tokens":1000,"cached_tokens":null,"output_tokens":100,"resumed":[],'
     b'"attempts":1,"replica":"r0","policy":"prefix_kv_aware","why":"rebalanced","why":"partial_hit","why":"cold",'
-    b'"why":"hit","state":"degraded","state":"exact","matched_tokens":0,"passed_over_tokens":0,"waited_ms":0.0,"late":null,"hedged":null,"prefill":null,"failed":[],'
+    b'"why":"hit","state":"degraded","state":"exact","matched_tokens":0,"passed_over_tokens":0,"waited_ms":0.0,"late":null,"hedged":null,"prefill":null,"unpaired":null,"failed":[],'
     b'"costs":null}'
 )
 """What most records have. zlib tells a text that was made with another dictionary: no version can read it wrongly."""

@@ -270,6 +270,14 @@ class Metrics:
             "refused (it did not take the request), or left (it died, or the client left).",
             "outcome",
         )
+        self.unpaired = self._counter(
+            "kvgate_unpaired",
+            "Placements without another replica to compute the prompt, where some do: less is missing than "
+            "pairs.min_tokens (short), the replica computes all its prompts (itself), the others have no room or "
+            "need too much time (no_room), none of them can be asked (none), or one has failed before (failed); "
+            "docs/disaggregation.md has the others.",
+            "why",
+        )
         self.hedged_tokens = self._counter(
             "kvgate_hedged_tokens", "Prompt tokens that second replicas had to compute for late streams."
         )

@@ -24,6 +24,7 @@ _OF_PLACEMENT = (
         "late",
         "hedged",
         "prefill",
+        "unpaired",
         "costs",
     ),
 )
@@ -120,6 +121,7 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
         "late": ticket.late or None,
         "hedged": ticket.hedged or None,
         "prefill": ticket.prefilled_by or None,
+        "unpaired": ticket.unpaired or None,
         "costs": _costs(ticket),
     }
 

@@ -60,7 +60,7 @@ class Questions:
     def ask(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
         """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
         route = job.route
-        if route.served.decode_only and not may_pair(job):
+        if route.served.decode_only and why_unpaired(job):
             route.pairs_no_more()
         room_share, standing, limits, bill = self._of_tenant(job, pool.clock, since_ms)
         order: Sequence[str] = ()
@@ -94,10 +94,8 @@ class Questions:
     def _prefill(self, job: Job) -> Prefill | None:
         """Where its prompt may be computed for it. Each choice and each prompt would ask for the KV cache by itself,
         and a reference to that is good once. Of a prompt that is to be computed as a whole, none is there."""
-        route, served = job.route, job.route.served
-        if not served.prefills or not may_pair(job) or route.prompt is None:
-            return None
-        if not route.prompt.keys and not served.decode_only:
+        served = job.route.served
+        if not served.prefills or why_unpaired(job):
             return None
         return Prefill(
             served.prefilling, self._least_missing_tokens, tuple(served.prefill_themselves), tuple(served.decode_only)
@@ -160,12 +158,23 @@ class Questions:
         return self._knobs[wanted]
 
 
-def may_pair(job: Job) -> bool:
-    """Whether one replica may compute its prompt for another one."""
-    if not job.route.may_pair or job.route.pinned or job.policy != DEFAULT_POLICY:
-        return False
-    is_single = job.choices == 1 and not job.is_batch and job.not_resumed != "use_beam_search"
-    return job.endpoint.prompt in _PAIRED and is_single and job.reads_cache
+def why_unpaired(job: Job) -> str:
+    """Why no replica may compute its prompt for another one: a field of its body, `api`, `policy`, `pinned`, `no_chain`
+    (nobody knows what replicas hold of it), or `failed` (that was tried in vain); empty if one may."""
+    route = job.route
+    if job.endpoint.prompt not in _PAIRED or route.prompt is None:
+        return "api"
+    may_not = {
+        "pinned": bool(route.pinned),
+        "policy": job.policy != DEFAULT_POLICY,
+        "prompt": job.is_batch,
+        "use_beam_search": job.not_resumed == "use_beam_search",
+        "n": job.choices != 1,
+        "prompt_logprobs": not job.reads_cache,
+        "failed": not route.may_pair,
+        "no_chain": not route.prompt.keys and not route.served.decode_only,
+    }
+    return next((why for why, is_so in may_not.items() if is_so), "")
 
 
 def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:

@@ -24,7 +24,7 @@ from gateway.routing.failures import ReplicaFailures
 from gateway.routing.holds import Holds
 from gateway.routing.local_queue import LocalQueue
 from gateway.routing.pool_choice import PoolChoice, aim_at_any
-from gateway.routing.questions import Question, Questions, affinity_of
+from gateway.routing.questions import Question, Questions, affinity_of, why_unpaired
 from gateway.routing.rate_limits import rate_limited
 from gateway.routing.rendezvous import fallback_order, first_usable, rendezvous_order
 from gateway.routing.tenants import NOBODY, Tenants
@@ -153,6 +153,7 @@ class Router:
         ticket = self._ticket(job, pool, request, placed) or self._place_unshared(job, pool, request)
         if ticket is not None:
             job.route.chose(job.route.served.option)
+            ticket.why_unpaired = self._why_unpaired(job, ticket)
         self._observe(request, ticket, time.perf_counter() - began_s - max(0.0, request.waited_s - waited_s))
         return ticket
 
@@ -210,8 +211,19 @@ class Router:
         self._metrics.placement_s.observe(took_s)
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
+            if ticket.why_unpaired:
+                self._metrics.unpaired.inc(ticket.why_unpaired)
             if request.waited_s:
                 self._metrics.queue_wait_s.observe(request.waited_s, self._tenants.bands()[request.standing.band])
+
+    def _why_unpaired(self, job: Job, ticket: Ticket) -> str:
+        """See Ticket.why_unpaired."""
+        if not job.route.served.prefills or ticket.prefill is not None:
+            return ""
+        if ticket.placement is None:
+            return "fallback"
+        asked = ticket.request.prefill is not None
+        return (ticket.placement.unpaired or "none") if asked else why_unpaired(job)
 
     async def place_beside(
         self, job: Job, first: Ticket, tried: Sequence[str], max_share: float, most_tokens: int
@@ -227,7 +239,7 @@ class Router:
             first.pool.claims.withdraw(request, placement)
             raise NoRoom("no_room", 0)
         ticket = self._placed_ticket(job, first.pool, request, placement)
-        ticket.other_name = job.other_name
+        ticket.other_name, ticket.why_unpaired = job.other_name, first.why_unpaired
         return ticket
 
     def _ticket(

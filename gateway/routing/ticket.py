@@ -43,6 +43,8 @@ class Ticket:
     """Whether it went by this gateway's own share of the room: see local_room.py."""
     prefill: Ticket | None = field(default=None, init=False)
     """The part of it that another replica does: it computes the prompt. None if its own replica does."""
+    why_unpaired: str = field(default="", init=False)
+    """Why its own replica does, if others compute prompts for some; else empty."""
     is_prefilled: bool = field(default=False, init=False)
     """Whether the other replica has done so, or does so at the same time."""
     prefill_cached_tokens: int | None = field(default=None, init=False)
@@ -130,6 +132,11 @@ class Ticket:
     def prefilled_by(self) -> str:
         """The other replica that has computed its prompt; empty if none has."""
         return self.prefill.replica if self.prefill is not None and self.is_prefilled else ""
+
+    @property
+    def unpaired(self) -> str:
+        """Why no other replica has computed its prompt; empty if one has, or none computes prompts for others."""
+        return "failed" if self.prefill is not None and self.prefill.failure else self.why_unpaired
 
     @property
     def limit_headers(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import redis.asyncio as redis
 
 from bench.cluster import Cluster, Daemon, SimReplica, running_gateways, running_replicas
 from coordinator.keys import PoolKeys
+from gateway.ops.cli.explain import reasons
 from gateway.ops.local.state_dir import read_processes
 from tests.cluster.clients import CHAT, prose, records_of
 from tests.polling import eventually, wait_until
@@ -124,10 +126,19 @@ async def test_a_short_prompt_several_choices_and_what_decode_holds_are_computed
     stage: Stage,
 ) -> None:
     before = stage.counts()
-    for text, fields in (("short", {}), (prose("several"), {"n": 2}), (prose("in full"), {"prompt_logprobs": 1})):
+    for text, fields, why, words in (
+        ("short", {}, "short", "less of it was missing there than pairs.min_tokens"),
+        (prose("several"), {"n": 2}, "n", "requests with n are not paired"),
+        (prose("in full"), {"prompt_logprobs": 1}, "prompt_logprobs", "requests with prompt_logprobs are not paired"),
+    ):
         answer = await stage.ask(text, **fields)
         assert answer.status_code == 200, answer.text
         assert "prefill" not in decision_of(answer)
+        [record] = await records_of(stage.http, stage.cluster.gateway_urls[0], answer.headers["x-request-id"])
+        assert (record["prefill"], record["unpaired"]) == (None, why)
+        assert any(line.endswith(f"computed its prompt itself: {words}") for line in reasons(record))
+        counted = (await stage.http.get(f"{stage.cluster.gateway_urls[0]}/metrics")).text
+        assert re.search(rf'^kvgate_unpaired_total{{why="{why}"}} [1-9]', counted, re.MULTILINE)
     text = prose("held")
     assert "prefill" in decision_of(await stage.ask(text))
 
@@ -238,8 +249,9 @@ async def test_a_record_says_which_prefill_failed(stage: Stage) -> None:
     [record] = await records_of(stage.http, stage.cluster.gateway_urls[0], answer.headers["x-request-id"])
     [failed] = record["failed"]
     assert failed["replica"] in PREFILLS
-    assert (failed["why"], record["prefill"], record["replica"]) == (
+    assert (failed["why"], record["prefill"], record["unpaired"], record["replica"]) == (
         "status_500",
         None,
+        "failed",
         answer.headers["x-kvgate-replica"],
     )

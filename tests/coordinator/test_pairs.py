@@ -43,11 +43,14 @@ async def placed(pool: Pool, asked: PlaceRequest) -> Placement:
 
 
 async def prefilled(pool: Pool, asked: PlaceRequest) -> str:
-    """The replica that prefills for it; empty if it is prefilled where it is decoded."""
+    """The replica that prefills for it; or why it is prefilled where it is decoded."""
     placement = await placed(pool, asked)
     assert placement.replica in DECODES
-    assert placement.prefill is None or placement.prefill.replica in PREFILLS
-    return placement.prefill.replica if placement.prefill is not None else ""
+    if placement.prefill is None:
+        return placement.unpaired
+    assert placement.unpaired == ""
+    assert placement.prefill.replica in PREFILLS
+    return placement.prefill.replica
 
 
 async def loads(client: redis.Redis) -> tuple[dict[str, str], dict[str, str]]:
@@ -81,8 +84,8 @@ async def test_what_decode_holds_is_not_prefilled_elsewhere_but_a_claim_of_a_wat
     keys = chain("a", "b", "c")
     async with four_replicas(redis_server) as (one, _):
         first = await prefilled(one, pairing("first", keys=keys))
-        assert first
-        assert await prefilled(one, pairing("unwatched", keys=keys, least_tokens=2 * SPAN_TOKENS)) == ""
+        assert first in PREFILLS
+        assert await prefilled(one, pairing("unwatched", keys=keys, least_tokens=2 * SPAN_TOKENS)) == "short"
         for name in DECODES.replicas:
             await followed(client, name)
         again = await placed(one, pairing("again", keys=keys, least_tokens=2 * SPAN_TOKENS))
@@ -93,7 +96,7 @@ async def test_what_decode_holds_is_not_prefilled_elsewhere_but_a_claim_of_a_wat
             told = (await client.hget(KEYS.own(key), again.replica)).split(" ")
             resident = [told[0], "resident", *told[2:6], "1", str(3 * SPAN_TOKENS), "00"]
             await client.hset(KEYS.own(key), again.replica, " ".join(resident))
-        assert await prefilled(one, pairing("last", keys=keys, least_tokens=2 * SPAN_TOKENS)) == ""
+        assert await prefilled(one, pairing("last", keys=keys, least_tokens=2 * SPAN_TOKENS)) == "short"
 
 
 async def test_a_replica_that_computes_its_own_prompts_gets_no_help(
@@ -104,7 +107,8 @@ async def test_a_replica_that_computes_its_own_prompts_gets_no_help(
         for each in asked:
             each.prefill = Prefill(PREFILLS, 1, ("r0",))
         placements = [await placed(one, each) for each in asked]
-        assert {each.replica: each.prefill is not None for each in placements} == {"r0": False, "r1": True}
+        told = {each.replica: (each.prefill is not None, each.unpaired) for each in placements}
+        assert told == {"r0": (False, "itself"), "r1": (True, "")}
 
 
 async def test_a_replica_that_never_computes_prompts_gets_help_however_little_is_missing(
@@ -133,31 +137,31 @@ async def test_a_prompt_that_would_wait_longer_elsewhere_than_where_it_is_decode
         await long_prompts(one, "a", "b")
         busy = {name: str(3 * SPAN_TOKENS) for name in PREFILLS.replicas}
         assert (await loads(client))[1] == busy
-        assert await prefilled(one, pairing("short", keys=chain("short"))) == ""
+        assert await prefilled(one, pairing("short", keys=chain("short"))) == "no_room"
         one.done("short", NOTHING)
         await drained(one)
         needed = pairing("needed", keys=chain("needed"))
         needed.prefill = Prefill(PREFILLS, 1, (), tuple(DECODES.replicas))
-        assert await prefilled(one, needed) != ""
+        assert await prefilled(one, needed) in PREFILLS
         for name in ("needed", "neededp"):
             one.done(name, NOTHING)
         await drained(one)
-        assert await prefilled(one, pairing("long", keys=chain("long", *range(3)))) != ""
+        assert await prefilled(one, pairing("long", keys=chain("long", *range(3)))) in PREFILLS
         for name in ("long", "longp"):
             one.done(name, NOTHING)
         await long_prompts(one, "c", "d", least_tokens=10**6)
         assert (await loads(client))[1] == busy | {name: str(3 * SPAN_TOKENS) for name in DECODES.replicas}
-        assert await prefilled(one, pairing("waits at both", keys=chain("waits at both"))) != ""
+        assert await prefilled(one, pairing("waits at both", keys=chain("waits at both"))) in PREFILLS
 
 
 async def test_its_own_load_where_it_is_decoded_is_no_wait(redis_server: RedisServer, client: redis.Redis) -> None:
     keys = chain(*range(3))
     async with four_replicas(redis_server) as (one, _):
-        assert await prefilled(one, pairing("holds", keys=keys[:2], least_tokens=10**6)) == ""
+        assert await prefilled(one, pairing("holds", keys=keys[:2], least_tokens=10**6)) == "short"
         one.done("holds", NOTHING)
         await drained(one)
         missing = await placed(one, pairing("one of three", keys=keys))
-        assert (missing.matched_tokens, missing.prefill) == (2 * SPAN_TOKENS, None)
+        assert (missing.matched_tokens, missing.unpaired) == (2 * SPAN_TOKENS, "no_room")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +179,7 @@ async def test_a_wait_is_as_long_as_replicas_are_slow(
     async with four_replicas(redis_server) as (one, _):
         await long_prompts(one, "a", "b")
         await client.hset(KEYS.rates, mapping=rates)
-        assert (await prefilled(one, pairing("short", keys=chain("short"))) != "") is is_paired
+        assert (await prefilled(one, pairing("short", keys=chain("short"))) in PREFILLS) is is_paired
 
 
 async def test_without_a_replica_that_can_prefill_it_is_prefilled_where_it_is_decoded(
@@ -183,16 +187,16 @@ async def test_without_a_replica_that_can_prefill_it_is_prefilled_where_it_is_de
 ) -> None:
     async with four_replicas(redis_server) as (one, _):
         for name in PREFILLS.replicas:
-            assert await prefilled(one, pairing(f"fills-{name}", ONE_EACH)) != ""
+            assert await prefilled(one, pairing(f"fills-{name}", ONE_EACH)) in PREFILLS
             one.done(f"fills-{name}", NOTHING)
         await drained(one)
-        assert await prefilled(one, pairing("full", ONE_EACH)) == ""
+        assert await prefilled(one, pairing("full", ONE_EACH)) == "no_room"
         one.done("full", NOTHING)
         for name in PREFILLS.replicas:
             one.done(f"fills-{name}p", NOTHING)
             one.register(replica(name, state="dead"))
         await drained(one)
-        assert await prefilled(one, pairing("dead", ONE_EACH)) == ""
+        assert await prefilled(one, pairing("dead", ONE_EACH)) == "none"
         assert await client.hkeys(KEYS.flight("gw0")) == ["dead"]
 
 
@@ -201,7 +205,7 @@ async def test_a_request_that_waited_for_a_place_to_decode_gets_both_places(
 ) -> None:
     async with four_replicas(redis_server) as (one, other):
         for name in ("full0", "full1"):
-            assert await prefilled(one, pairing(name, ONE_EACH, least_tokens=10**6)) == ""
+            assert await prefilled(one, pairing(name, ONE_EACH, least_tokens=10**6)) == "short"
         waits = await queued(client, other, pairing("waits", ONE_EACH))
         one.done("full0", NOTHING)
         granted = await waits
@@ -215,7 +219,7 @@ async def test_a_new_life_of_the_store_and_a_dead_gateway_keep_and_free_both_end
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     async with four_replicas(redis_server) as (one, other):
-        assert await prefilled(one, pairing("a"))
+        assert await prefilled(one, pairing("a")) in PREFILLS
         await client.flushall()
         for pool in (one, other, one):
             await beaten(pool)

@@ -7,7 +7,8 @@
 --   except_at        names of replicas that compute their prompts themselves
 --   needed_at        names of those that never do: nil in requests of older gateways
 --   tried_at         the number of one more of these: the first place is none
--- Returns the reply of the first run; if there is a second place, its reply is one value more.
+-- Returns the reply of the first run. If that is a place, the reply has one value more: the reply of the second place, or why
+-- there is none, see Placement.unpaired.
 
 local PAIR_AT, REPLICA, WHY, MATCHED_TOKENS, UNCACHED, KIND, MODE, AHEAD = 1, 2, 5, 7, 11, 12, 15, 23
 local MOST_RATIO = 2 -- of the times until the prompt is computed elsewhere, and where it is decoded
@@ -22,13 +23,11 @@ local function has(names, name)
   return false
 end
 
-local function paired(run, keys, argv)
-  local reply, text = run(keys, argv), argv[PAIR_AT]
-  local may_pair = text ~= '' and reply[1] == 'ok' and reply[WHY] ~= 'last_resort' and reply[WHY] ~= 'pinned'
-  if not may_pair or type(reply[UNCACHED]) ~= 'number' then
-    return reply
+-- The reply of the second place of the request that got the first one by `reply`; or why it has none.
+local function second_place(run, keys, argv, reply, pair)
+  if reply[WHY] == 'last_resort' or reply[WHY] == 'pinned' then
+    return reply[WHY]
   end
-  local pair = cjson.decode(text)
   -- What it only claims to hold may be on its way to it, and then another replica has it already. Without an agent that
   -- confirms claims, they all stay claims.
   local is_unsure = reply[KIND] == 'claim' and reply[MODE] == 'session'
@@ -36,8 +35,10 @@ local function paired(run, keys, argv)
   local most_tokens = MOST_RATIO * (reply[AHEAD] + missing)
   if has(pair.needed_at or {}, reply[REPLICA]) then
     most_tokens = ANY
-  elseif missing < pair.least_tokens or has(pair.except_at, reply[REPLICA]) then
-    return reply
+  elseif has(pair.except_at, reply[REPLICA]) then
+    return 'itself'
+  elseif missing < pair.least_tokens then
+    return 'short'
   end
   local tried = argv[pair.tried_at]
   argv[pair.tried_at] = tried == '' and reply[REPLICA] or tried .. ' ' .. reply[REPLICA]
@@ -49,8 +50,17 @@ local function paired(run, keys, argv)
   -- An error must not hide the place that the first run has reserved. Nor must a subset that is not declared: its
   -- gateway keeps that alive, so this lasts for a moment.
   local is_run, other = pcall(run, keys, argv, true)
-  if is_run and other[1] == 'ok' then
-    reply[#reply + 1] = other
+  local status = is_run and other[1]
+  if status == 'ok' then
+    return other
+  end
+  return (status == 'no_room' or status == 'wait') and 'no_room' or 'none'
+end
+
+local function paired(run, keys, argv)
+  local reply, text = run(keys, argv), argv[PAIR_AT]
+  if text ~= '' and reply[1] == 'ok' and type(reply[UNCACHED]) == 'number' then
+    reply[#reply + 1] = second_place(run, keys, argv, reply, cjson.decode(text))
   end
   return reply
 end

@@ -36,6 +36,20 @@ _NOT_HEDGED = {
     "refused": "Redis did not answer, or a limit was reached",
 }
 
+_UNPAIRED = {
+    "short": "less of it was missing there than pairs.min_tokens",
+    "itself": "its role is both, so it computes all its prompts",
+    "no_room": "no prefill replica had room, or it would have taken much longer there",
+    "none": "no prefill replica could be asked",
+    "failed": "a replica had failed to compute it, or to decode after that",
+    "fallback": "Redis did not place the request",
+    "last_resort": "no replica was healthy",
+    "pinned": "the request belongs to an earlier response",
+    "policy": "requests with another policy than the default are not paired",
+    "api": "requests of this path are not paired",
+    "no_chain": "the gateway could not tell what replicas hold of it",
+}
+
 
 def explain(
     request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The x-request-id of its answer.")],
@@ -107,6 +121,9 @@ def reasons(record: dict[str, Any]) -> Iterator[str]:
         yield f"{record['hedged']} was late, so a second attempt was made, which began first"
     if record.get("prefill"):
         yield f"{record['prefill']} computed its prompt for the replica that decoded"
+    if unpaired := record.get("unpaired"):
+        why = _UNPAIRED.get(unpaired, f"requests with {unpaired} are not paired")
+        yield f"the replica that decoded computed its prompt itself: {why}"
     replica = record["replica"]
     if replica is None:
         yield "went to no replica"
