@@ -6,10 +6,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
+from typing import Final
 
 from coordinator.engine.facts import ModelCard, base_card
 from coordinator.subset import Subset
 from gateway.replicas.member import Member
+
+NONE_DECODES: Final = (
+    "no replica that is ready decodes this model, and prefill replicas answer no request by themselves. Start one with "
+    "the role decode or both, or give one this role"
+)
 
 
 @dataclass(frozen=True)  # without slots: cached_property keeps its value in __dict__
@@ -118,7 +124,8 @@ def served_names(members: Iterable[Member]) -> dict[str, Backends]:
 
 
 def served_by(offered: Iterable[tuple[Member, ModelCard]], option: str = "") -> dict[str, ServedModel]:
-    """The backends that these replicas are, each with the card of the model that it is to serve."""
+    """The backends that these replicas are, each with the card of the model that it is to serve. A backend without a
+    replica that answers requests is none of them, unless all are."""
     backends: dict[str, ServedModel] = {}
     roles: dict[str, dict[str, Member]] = {}
     for member, card in sorted(offered, key=lambda each: each[0].id):
@@ -144,16 +151,11 @@ def served_by(offered: Iterable[tuple[Member, ModelCard]], option: str = "") -> 
         served.prefills.update(_prefills(members_of.values()))
         if not served.prefills:
             backends[name] = served.computing
-    return {name: each for name, each in backends.items() if each.replicas or _may_answer_soon(roles[name].values())}
-
-
-def _may_answer_soon(members: Iterable[Member]) -> bool:
-    """Whether the model is served, although nobody answers now: servers that change their roles may do so again."""
-    return any(each.told_role is not None for each in members)
+    return {name: each for name, each in backends.items() if each.replicas} or backends
 
 
 def _prefills(members: Collection[Member]) -> dict[str, str]:
-    """Those that compute prompts for others, if there are others that want this."""
-    if not any(each.role == "decode" for each in members):
+    """Those that compute prompts for others, unless no other one wants this."""
+    if any(each.role == "both" for each in members) and not any(each.role == "decode" for each in members):
         return {}
     return {each.id: each.url for each in members if each.role == "prefill" and not each.identity.is_taken}

@@ -15,6 +15,7 @@ from coordinator.store import Store
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
+from gateway.replicas.served import NONE_DECODES
 from gateway.request.job import Job
 from gateway.routing.queue_bounds import why_full
 from gateway.routing.tenants import NOBODY, Tenants
@@ -81,7 +82,8 @@ class Holds:
             async with asyncio.timeout(route.held_since_s + hold_s - now_s):
                 await held.ready
         except TimeoutError:
-            why = ", and replicas of it are asleep" if any(map(self._fleet.is_asleep, route.served.replicas)) else ""
+            why = f": {NONE_DECODES}" if self._fleet.has_prefills(route.backends) else ""
+            why = ", and replicas of it are asleep" if any(map(self._fleet.is_asleep, route.served.replicas)) else why
             message = f"No replica became ready for this model within {hold_s:g} s{why}."
             raise ApiError(503, "no_replica", message, headers={"retry-after": "5"}) from None
         finally:

@@ -14,6 +14,8 @@ from coordinator.store import Store
 from gateway.app import Gateway
 from gateway.doctor.ask import gateway_evidence
 from gateway.replicas.model_states import ModelLog, ModelStates
+from gateway.settings.base import ROLE_LABEL
+from tests.cluster.clients import chat
 from tests.gateway.scripted import ScriptedReplica, gateway_before
 from tests.polling import eventually
 
@@ -111,6 +113,39 @@ async def test_a_configured_model_that_nobody_serves_is_down(before: Staged) -> 
         assert told["models_down"] == ["lone", "nobody"]
         assert "weights" not in told, "no model has several backends"
         assert told["models_in_several_pools"].keys() == {"m"}
+
+
+@pytest.mark.parametrize("hold_s", [0, 0.1])
+async def test_requests_of_a_model_that_only_prefill_replicas_have_hear_which_role_is_missing(
+    replicas: list[ScriptedReplica], hold_s: float
+) -> None:
+    listed = [{"id": "p0", "url": replicas[0].url, "labels": {ROLE_LABEL: "prefill"}}]
+    async with gateway_before(replicas[0], replicas=listed, queue={"hold_s": hold_s}) as (gateway, url):
+        await eventually(lambda: gateway.fleet.ready_replicas() == ["p0"])
+        async with httpx.AsyncClient(base_url=url) as http:
+            answer = await http.post("/v1/chat/completions", json=chat("hello") | {"model": "m"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+            assert "Start one with the role decode or both" in answer.json()["error"]["message"]
+            assert (await http.get("/ready")).json()["models_down"] == ["m"]
+
+
+async def test_so_do_requests_of_a_model_whose_decoding_replicas_have_died(replicas: list[ScriptedReplica]) -> None:
+    decode = ScriptedReplica()
+    decode.cards = [V1]
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(decode.running())
+        listed = [
+            {"id": name, "url": each.url, "labels": {ROLE_LABEL: name}}
+            for name, each in (("prefill", replicas[0]), ("decode", decode))
+        ]
+        async with gateway_before(replicas[0], replicas=listed) as (gateway, url):
+            await eventually(lambda: len(gateway.fleet.ready_replicas()) == 2)
+            await stack.aclose()
+            await eventually(lambda: gateway.fleet.ready_replicas() == ["prefill"])
+            async with httpx.AsyncClient(base_url=url) as http:
+                answer = await http.post("/v1/chat/completions", json=chat("hello") | {"model": "m"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+            assert "Start one with the role decode or both" in answer.json()["error"]["message"]
 
 
 async def test_a_model_that_only_its_fallback_answers_is_listed_and_a_misspelt_fallback_is_named(

@@ -8,6 +8,7 @@ from coordinator.engine.facts import parse_models
 from gateway.replicas.member import Member
 from gateway.replicas.served import Backends, served_names
 from gateway.replicas.told_role import ToldRole
+from gateway.settings.base import ROLE_LABEL
 
 
 def member(name: str, root: str, *others: dict[str, Any], length: int | None = None, served: str = "prod") -> Member:
@@ -40,6 +41,16 @@ def test_a_server_that_only_decodes_serves_nothing_unless_another_one_computes_p
     (model,) = served_names((plain, decode, prefill))["prod"]
     assert (set(model.replicas), set(model.computing.replicas)) == ({"r0", "r1"}, {"r0"})
     assert replicas(served_names((decode,))["prod"]) == {"pool-v1": set()}, "that is a 503, and no 404"
+
+
+def test_a_model_whose_replicas_all_compute_prompts_for_others_is_known_and_answered_by_nobody() -> None:
+    prefill, decode = member("r0", "v1"), member("r1", "v1")
+    prefill.labels = {ROLE_LABEL: "prefill"}
+    (model,) = served_names((prefill,))["prod"]
+    assert (model.replicas, set(model.prefills)) == ({}, {"r0"}), "that is a 503, and no 404"
+    assert replicas(served_names((prefill, member("r2", "v2")))["prod"]) == {"pool-v2": {"r2"}}
+    (model,) = served_names((prefill, decode))["prod"]
+    assert (set(model.replicas), model.prefills) == ({"r1"}, {}), "it computes its own prompts"
 
 
 def test_a_prompt_fits_the_replicas_that_take_its_tokens() -> None:
