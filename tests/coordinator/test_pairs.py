@@ -123,8 +123,7 @@ async def test_a_replica_that_never_computes_prompts_gets_help_however_little_is
 
 
 async def long_prompts(pool: Pool, *names: str, least_tokens: int = 1) -> None:
-    """Two prompts of 300 tokens each are to be computed: by the replicas that prefill, or by those that decode if they
-    help themselves."""
+    """Places prompts of 300 tokens, which nobody has computed yet. With many `least_tokens`, decode computes them."""
     for name in names:
         await placed(pool, pairing(name, keys=chain(name, 2, 3), least_tokens=least_tokens))
     await drained(pool)
