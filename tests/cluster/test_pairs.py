@@ -54,6 +54,12 @@ class Stage:
         told = [self.replicas[name].state()["nixl"] for name in names or self.replicas]
         return {what: sum(each.get(what, 0) for each in told) for what in ("given", "fetched", "late", "failed")}
 
+    async def unpaired(self, why: str) -> float:
+        """What all gateways count."""
+        pages = [(await self.http.get(f"{url}/metrics")).text for url in self.cluster.gateway_urls]
+        found = [re.search(rf'^kvgate_unpaired_total{{why="{why}"}} (\S+)', page, re.MULTILINE) for page in pages]
+        return sum(float(each[1]) for each in found if each)
+
     def all_ready(self) -> bool:
         return all(
             len(httpx.get(f"{url}/ready").json()["replicas"]) == len(self.replicas) for url in self.cluster.gateway_urls
@@ -137,8 +143,7 @@ async def test_a_short_prompt_several_choices_and_what_decode_holds_are_computed
         [record] = await records_of(stage.http, stage.cluster.gateway_urls[0], answer.headers["x-request-id"])
         assert (record["prefill"], record["unpaired"]) == (None, why)
         assert any(line.endswith(f"computed its prompt itself: {words}") for line in reasons(record))
-        counted = (await stage.http.get(f"{stage.cluster.gateway_urls[0]}/metrics")).text
-        assert re.search(rf'^kvgate_unpaired_total{{why="{why}"}} [1-9]', counted, re.MULTILINE)
+        assert await stage.unpaired(why) > 0
     text = prose("held")
     assert "prefill" in decision_of(await stage.ask(text))
 
@@ -147,6 +152,18 @@ async def test_a_short_prompt_several_choices_and_what_decode_holds_are_computed
 
     await eventually(is_held)
     assert stage.counts()["late"] == before["late"]
+    await eventually(stage.is_idle)
+
+
+async def test_of_many_prompts_at_once_some_are_computed_where_they_are_decoded_instead_of_waiting(
+    stage: Stage,
+) -> None:
+    before, texts = await stage.unpaired("no_room"), [prose(f"crowd {number}", 3000) for number in range(16)]
+    asked = (stage.ask(text, gateway=number % 3, max_tokens=2) for number, text in enumerate(texts))
+    answers = await asyncio.gather(*asked)
+    assert {answer.status_code for answer in answers} == {200}
+    assert any("prefill" in decision_of(answer) for answer in answers)
+    assert await stage.unpaired("no_room") > before
     await eventually(stage.is_idle)
 
 
