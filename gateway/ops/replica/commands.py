@@ -65,7 +65,8 @@ def _lmcache_server(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, red
         argv = [replica.programs.lmcache_python, "-c", lmcache.LAUNCHER, variable, *argv]
     else:
         argv = [replica.programs.lmcache, *argv]
-    return Command("lmcache", lmcache.about(replica, tier, chunk), argv, {"PYTHONHASHSEED": "0", **replica.env}, needs)
+    env = {"PYTHONHASHSEED": "0", **lmcache.environment(tier), **replica.env}
+    return Command("lmcache", lmcache.about(replica, tier, chunk), argv, env, needs)
 
 
 def _vllm(replica: ReplicaFile) -> Command:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.ops.replica.settings import ChunkRedisAddress, ChunkRedisSettings, LmcacheSettings, ReplicaFile
+from gateway.ops.replica.settings import (
+    ChunkRedisAddress,
+    ChunkRedisSettings,
+    LmcacheSettings,
+    MooncakeSettings,
+    ReplicaFile,
+)
 from gateway.ops.replica.sharing import Pace
 from gateway.ops.replica.vllm import compact, written
 
 HERE = "127.0.0.1"
 # When the folder is this full, LMCache deletes a fifth of its content.
 _DISK_WATERMARK = 0.8
+# Mooncake's own default is 30 s. Each cold request waits so long for a master that does not answer.
+_MOONCAKE_TIMEOUT_MS = 1000
+_GIB = 2**30
 LAUNCHER = (
     "import os, sys; from urllib.parse import unquote, urlsplit; import glide_sync; "
     "from lmcache.cli.main import main; "
@@ -54,6 +63,8 @@ def server_arguments(replica: ReplicaFile, tier: LmcacheSettings, chunk: int, pa
         adapters.append({"type": "fs_native", **place, "eviction": eviction})
     if tier.redis is not None and pace is not None:
         adapters.append(_redis(replica.chunk_redis, tier.redis, pace))
+    if tier.mooncake is not None:
+        adapters.append(_mooncake(tier.mooncake))
     return [
         "server",
         *written(options),
@@ -80,10 +91,30 @@ def _redis(address: ChunkRedisAddress, redis: ChunkRedisSettings, pace: Pace) ->
     return adapter
 
 
+def _mooncake(mooncake: MooncakeSettings) -> dict[str, Any]:
+    return {
+        "type": "mooncake_store",
+        "protocol": "tcp",
+        "master_server_addr": mooncake.master,
+        "metadata_server": "P2PHANDSHAKE",  # clients tell each other, so that there is no metadata server
+        "local_hostname": mooncake.host,
+        "global_segment_size": str(round(mooncake.share_gb * _GIB)),
+    }
+
+
+def environment(tier: LmcacheSettings) -> dict[str, str]:
+    """What the server's environment has to contain for its adapters."""
+    if tier.mooncake is None:
+        return {}
+    return {f"MC_RPC_{each}TIMEOUT_MS": str(_MOONCAKE_TIMEOUT_MS) for each in ("", "CONNECT_")}
+
+
 def about(replica: ReplicaFile, tier: LmcacheSettings, chunk: int) -> str:
     places = [f"{tier.cpu_gb:g} GB of CPU memory" + ("" if tier.keep_in_cpu else " as a buffer")]
     if tier.disk is not None:
         places.append(f"{tier.disk.size_gb:g} GB of disk")
     if tier.redis is not None:
         places.append(f"the Redis at {replica.chunk_redis.address}")
+    if tier.mooncake is not None:
+        places.append(f"the Mooncake store of {tier.mooncake.master}")
     return f"chunks of {chunk} tokens in {', '.join(places)}."

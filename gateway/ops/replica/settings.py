@@ -127,11 +127,18 @@ class DiskSettings(Section):
     size_gb: Gigabytes
 
 
+class MooncakeSettings(Section):
+    master: Annotated[str, Field(pattern=r"^[^/:\s]+:\d+$")]
+    host: Host
+    share_gb: Gigabytes
+
+
 class LmcacheSettings(Section):
     cpu_gb: Gigabytes
     keep_in_cpu: bool = True
     redis: ChunkRedisSettings | None = None
     disk: DiskSettings | None = None
+    mooncake: MooncakeSettings | None = None
     chunk_tokens: Count | None = None
     port: Port = 5555
     http_port: Port = 5580
@@ -140,8 +147,8 @@ class LmcacheSettings(Section):
 
     @model_validator(mode="after")
     def _chunks_are_kept_somewhere(self) -> Self:
-        if not self.keep_in_cpu and self.redis is None and self.disk is None:
-            raise ValueError("keep_in_cpu: false leaves chunks nowhere to go; add redis or disk")
+        if not (self.keep_in_cpu or self.redis or self.disk or self.mooncake):
+            raise ValueError("keep_in_cpu: false leaves chunks nowhere to go; add redis, disk or mooncake")
         return self
 
 

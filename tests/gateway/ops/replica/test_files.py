@@ -51,6 +51,7 @@ def test_there_is_a_file_for_each_scenario() -> None:
         "lmcache-cpu",
         "lmcache-cpu-redis",
         "lmcache-disk",
+        "lmcache-mooncake",
         "lmcache-redis",
         "vllm",
     }
@@ -144,6 +145,16 @@ def test_a_disk_is_bounded_by_evicting_from_it() -> None:
     adapter = json.loads(options(of("lmcache-disk")["lmcache"])["--l2-adapter"])
     assert (adapter["type"], adapter["max_capacity_gb"]) == ("fs_native", 500)
     assert adapter["eviction"]["eviction_policy"] == "LRU"
+
+
+def test_a_mooncake_store_is_found_over_tcp_and_a_silent_master_delays_no_request_for_long() -> None:
+    server = of("lmcache-mooncake")["lmcache"]
+    adapter = json.loads(options(server)["--l2-adapter"])
+    assert (adapter["type"], adapter["protocol"]) == ("mooncake_store", "tcp")
+    assert (adapter["master_server_addr"], adapter["local_hostname"]) == ("10.0.0.4:50051", "10.0.0.7")
+    assert adapter["global_segment_size"] == str(32 * 1024 * MIB)
+    assert server.env["MC_RPC_TIMEOUT_MS"] == server.env["MC_RPC_CONNECT_TIMEOUT_MS"] == "1000"
+    assert "MC_RPC_TIMEOUT_MS" not in of("lmcache-redis")["lmcache"].env
 
 
 def test_the_server_and_the_engine_agree_on_where_it_is_and_how_it_hashes() -> None:
