@@ -49,6 +49,7 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
         """What any gateway lists there."""
         return [each for answer in answers for each in answer.ready.get(name, ())]
 
+    unready = {name: what for answer in answers for name, what in answer.ready.get("not_ready", {}).items()}
     resting = dict.fromkeys(told("draining"), _DRAINED) | dict.fromkeys(told("asleep"), _ASLEEP)
 
     def status(kind: _ProcessKind, name: str, url: str, problem: str | None, detail: str = "") -> MemberStatus:
@@ -61,10 +62,12 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
     redis_url = without_password(cluster.redis_url)
     members = [status("redis", "redis", redis_url, redis_problem, "; ".join(told("store_warnings")))]
     for replica, problem in zip(cluster.replicas, problems, strict=True):
-        members.append(status("replica", replica.id, replica.url, problem, resting.get(replica.id, "")))
+        why = problem or (None if replica.id in resting else unready.get(replica.id))
+        members.append(status("replica", replica.id, replica.url, why, resting.get(replica.id, "")))
     for replica in cluster.replicas:
         if ("agent", name := agent_id(replica.id)) in processes:
-            is_good = replica.id in told("exact") or replica.id in resting
+            # Of a replica that is not ready, nobody can say whether its agent is heard.
+            is_good = replica.id in told("exact") or replica.id in resting or replica.id in unready
             members.append(status("agent", name, replica.url, None if is_good else _UNHEARD))
     for gateway, answer in zip(cluster.gateways, answers, strict=True):
         store = f"store: {answer.ready.get('store')}"

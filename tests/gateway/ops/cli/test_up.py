@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,33 @@ async def test_an_agent_that_dies_is_reported_and_its_replica_is_degraded(kvgate
         states = {member["id"]: (member["state"], member["detail"]) for member in json.loads(status.stdout)}
         assert states["agent-r0"] == ("dead", "no gateway hears it: Redis is away, or its replica is not ready")
         assert states["gw0"][0] == "ready"
+
+
+def stall(url: str) -> None:
+    """The engine of a replica stands still, and its server goes on."""
+    httpx.post(f"{url}/sim/fail", json={"mode": "stall"}, trust_env=False).raise_for_status()
+
+
+@pytest.mark.slow
+async def test_status_says_why_gateways_do_not_use_a_replica_that_answers(kvgate: Kvgate, tmp_path: Path) -> None:
+    config = tmp_path / "base.yaml"
+    config.write_text("health: {hang_s: 1}")
+    assert kvgate.up("--detach", "--gateways", "2", "--replicas", "3", "--config", str(config)).returncode == 0
+    cluster = kvgate.cluster()
+    stuck = cluster["replicas"][0]
+    stall(stuck["url"])
+
+    def states() -> dict[str, tuple[str, str]]:
+        told = json.loads(kvgate.run("status", "--state-dir", str(kvgate.state_dir), "--json").stdout)
+        return {member["id"]: (member["state"], member["detail"]) for member in told}
+
+    with ThreadPoolExecutor(6) as clients:
+        answers = clients.map(lambda n: ask(cluster["url"], f"question {n}"), range(6))
+        assert await wait_until(lambda: states()[stuck["id"]][0] == "not ready", 20)
+        found = states()
+        assert found[stuck["id"]] == ("not ready", "it has work, and shows no progress")
+        assert found[f"agent-{stuck['id']}"] == ("ready", "")
+        assert {answer.status_code for answer in answers} == {200}
 
 
 class NotAnEngine(SilentHandler):
