@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+import time
+from typing import Any, Final
 
 import structlog
 
@@ -13,6 +14,23 @@ from gateway.settings.gateway_settings import LogSettings
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _OURS = logging.getLogger("kvgate")
 """Keeps the level of our own lines."""
+_EACH_S: Final = 3600.0
+
+
+class RareWarning:
+    """A warning about something that is seen again and again: with the same fields, it is logged once in an hour."""
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger, event: str, **always: str) -> None:
+        self._log, self._event, self._always = log, event, always
+        self._logged_s: dict[tuple[str, ...], float] = {}
+
+    def warn(self, **fields: str) -> None:
+        """Each caller gives the same names."""
+        values, now_s = tuple(fields.values()), time.monotonic()
+        self._logged_s = {each: at_s for each, at_s in self._logged_s.items() if now_s < at_s + _EACH_S}
+        if values not in self._logged_s:
+            self._logged_s[values] = now_s
+            self._log.warning(self._event, **fields, **self._always)
 
 
 def configure(settings: LogSettings, **who: str) -> None:

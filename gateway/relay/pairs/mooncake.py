@@ -16,9 +16,10 @@ import time
 from contextlib import suppress
 from typing import Any, Final
 
+from gateway.logs import RareWarning
 from gateway.relay.audit import read_usage
 from gateway.relay.pairs.bootstraps import Bootstraps
-from gateway.relay.pairs.protocol import COMPUTED, REFERENCE, LegAnswer, LegRequest, WarnedReplicas
+from gateway.relay.pairs.protocol import COMPUTED, LOG, REFERENCE, LegAnswer, LegRequest
 from gateway.routing.ticket import Ticket
 
 _LOOK_S: Final = 0.25
@@ -30,13 +31,13 @@ class MooncakePairs:
     def __init__(self, bootstraps: Bootstraps) -> None:
         self._bootstraps = bootstraps
         hint = "start it with the MooncakeConnector; label the replica with the port of that server if it is not 8998"
-        self._warned = WarnedReplicas("a prefill's bootstrap server does not tell its engine", hint)
+        self._warned = RareWarning(LOG, "a prefill's bootstrap server does not tell its engine", hint=hint)
 
     async def asks(self, leg: Ticket) -> LegRequest | None:
         engine = await self._bootstraps.engine_of(leg)
         if engine is None:
             leg.failure = "no_engine_id"
-            self._warned.warn(leg.replica)
+            self._warned.warn(replica=leg.replica)
             return None
         transfer_id = f"xfer-{os.urandom(16).hex()}"  # a client can name the request's id, and twice
         first = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from gateway.relay.pairs.protocol import COMPUTED, REFERENCE, LegAnswer, LegRequest, WarnedReplicas
+from gateway.logs import RareWarning
+from gateway.relay.pairs.protocol import COMPUTED, LOG, REFERENCE, LegAnswer, LegRequest
 from gateway.routing.ticket import Ticket
 
 _PARAMS: Final = {
@@ -26,7 +27,7 @@ _ASKED: Final = LegRequest({REFERENCE: _PARAMS})
 class NixlPairs:
     def __init__(self) -> None:
         hint = "start it with the NixlConnector, or set pairs.protocol: each such prompt is computed twice"
-        self._warned = WarnedReplicas("a prefill gives no reference", hint)
+        self._warned = RareWarning(LOG, "a prefill gives no reference", hint=hint)
 
     async def asks(self, leg: Ticket) -> LegRequest:
         return _ASKED
@@ -35,7 +36,7 @@ class NixlPairs:
         reference = _reference(document)
         if reference is None:
             leg.failure = "no_reference"
-            self._warned.warn(leg.replica)
+            self._warned.warn(replica=leg.replica)
             return LegAnswer("refused")
         return LegAnswer(COMPUTED, {REFERENCE: reference})
 

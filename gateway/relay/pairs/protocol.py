@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -16,8 +15,7 @@ REFERENCE: Final = "kv_transfer_params"
 COMPUTED: Final = "computed"
 UNSTORED: Final = "unstored"
 """It was computed, and the other replica may not find all of it."""
-_WARNED_EACH_S: Final = 3600.0
-_log = structlog.get_logger("kvgate.prefills")
+LOG: Final = structlog.get_logger("kvgate.prefills")
 
 
 class LegRequest(NamedTuple):
@@ -55,16 +53,3 @@ class PairProtocol(Protocol):
 
     def failed(self, leg: Ticket) -> None:
         """The other replica has to compute the prompt itself."""
-
-
-class WarnedReplicas:
-    """Warns of each replica once in an hour at most."""
-
-    def __init__(self, event: str, hint: str) -> None:
-        self._event, self._hint = event, hint
-        self._at_s: dict[str, float] = {}
-
-    def warn(self, replica: str) -> None:
-        if (now_s := time.monotonic()) > self._at_s.get(replica, -_WARNED_EACH_S) + _WARNED_EACH_S:
-            self._at_s[replica] = now_s
-            _log.warning(self._event, replica=replica, hint=self._hint)

@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import structlog
 
+from gateway.logs import RareWarning
 from gateway.replicas.discovery.source import SourceDown, replica_at
 from gateway.settings.base import BOOTSTRAP_PORT_LABEL, ROLE_LABEL, checked_labels
 from gateway.settings.discovery_settings import KubernetesSettings
@@ -37,18 +38,6 @@ class _Metadata(_Object):
     name: str = ""
     resource_version: str = ""
     labels: dict[str, str] | None = None
-
-    @property
-    def understood(self) -> dict[str, str]:
-        """The labels that gateways understand. Kubernetes copies a Service's labels to its EndpointSlices."""
-        labels = {
-            name: told for name, told in (self.labels or {}).items() if name in (ROLE_LABEL, BOOTSTRAP_PORT_LABEL)
-        }
-        try:
-            return checked_labels(labels)
-        except ValueError as error:
-            _log.warning("a Service has a wrong label", slice=self.name, problem=str(error))
-            return {}
 
 
 class _Conditions(_Object):
@@ -107,6 +96,7 @@ class EndpointSlices:
         self.name = f"kubernetes {settings.service or settings.selector}"
         self._settings = settings
         self._account = Path(settings.service_account)
+        self._wrong_label = RareWarning(_log, "a Service has a wrong label")
 
     @property
     def retry_s(self) -> float:
@@ -188,13 +178,22 @@ class EndpointSlices:
             port = self._port(each.ports or [])
             if port is None or each.address_type not in ("IPv4", "IPv6"):
                 continue
-            labels = {**self._settings.labels, **each.metadata.understood}
+            labels = {**self._settings.labels, **self._understood(each.metadata)}
             for endpoint in each.endpoints or ():
                 if endpoint.takes_requests:
                     name = endpoint.target_ref.name if endpoint.target_ref is not None else None
                     replica = replica_at(self._settings.scheme, endpoint.addresses[0], port, labels, name)
                     found.setdefault(replica.id, replica)
         return list(found.values())
+
+    def _understood(self, told: _Metadata) -> dict[str, str]:
+        """The labels that gateways understand. Kubernetes copies a Service's labels to its EndpointSlices."""
+        known, labels = (ROLE_LABEL, BOOTSTRAP_PORT_LABEL), told.labels or {}
+        try:
+            return checked_labels({name: labels[name] for name in known if name in labels})
+        except ValueError as error:
+            self._wrong_label.warn(slice=told.name, problem=str(error))
+            return {}
 
     def _port(self, ports: list[_Port]) -> int | None:
         """The port with the configured name, or else the only port; None while the Service has no such port."""

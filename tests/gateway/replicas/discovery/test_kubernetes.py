@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.replicas.discovery import kubernetes
 from gateway.replicas.discovery.kubernetes import EndpointSlices
@@ -92,6 +93,21 @@ async def test_labels_of_a_service_that_gateways_understand_are_those_of_its_rep
         "wrong": {"version": "v2"},
     }
     await answers.aclose()
+
+
+async def test_a_wrong_label_is_logged_again_when_it_changes_and_not_with_each_list(
+    api: KubernetesApi, tmp_path: Path
+) -> None:
+    service_account(tmp_path)
+    source = EndpointSlices(KubernetesSettings(api_url=api.url, service_account=str(tmp_path), selector="app=vllm"))
+    with capture_logs() as logs:
+        for role in ("prefil", "prefil", "decod"):
+            labels = {"app": "vllm", "kvgate.io/role": role}
+            await api.put("a", [endpoint("vllm-0", "10.0.0.1")], ports(http=8000), labels=labels)
+            answers = source.follow()
+            assert [replica.labels for replica in await anext(answers)] == [{}]
+            await answers.aclose()
+    assert [(log["slice"], log["problem"].split()[1]) for log in logs] == [("a", "'prefil'"), ("a", "'decod'")]
 
 
 async def test_slices_are_found_by_labels_and_in_other_namespaces_too(api: KubernetesApi, tmp_path: Path) -> None:
