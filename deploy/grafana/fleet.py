@@ -56,7 +56,7 @@ _NOW = Row(
             "ready, exact, breaker: 1 is yes. running and waiting are the engine's own figures, as its agent reads "
             "them (none without an agent); in flight is what all gateways have placed there and not yet given back.",
             (
-                Query(told("kvgate_replica_info", "replica, pool"), "known"),
+                Query(told("kvgate_replica_info", "replica, pool, role"), "known"),
                 Query(_READY, "ready"),
                 Query(_EXACT, "exact"),
                 Query(told("kvgate_breaker_open"), "breaker"),

@@ -27,6 +27,11 @@ _PASSED_OVER = rate("kvgate_passed_over_tokens_total", where=REPLICA)
 _AUDITED = rate("kvgate_prediction_error_tokens_count")
 _ACTIVE = told("kvgate_replica_active_requests")
 _ELSEWHERE = rate("kvgate_prefills_total", where=f'{JOB},outcome="computed"')
+_BY_ROLE = (
+    f"max by (replica, role) (kvgate_replica_active_requests{{{REPLICA}}} "
+    f"* on (job, instance, replica) group_left (role) kvgate_replica_info{{{REPLICA}}})"
+)
+"""Joined at each gateway: two of them may name two roles for a while."""
 _TRANSFER = "vllm:nixl_xfer_time_seconds"
 
 _CACHE = Row(
@@ -221,6 +226,12 @@ _PAIRS = Row(
             ),
             unit="percentunit",
             stacked=True,
+        ),
+        Panel(
+            "Load of a role",
+            "The mean requests in flight on a replica of each role; a prompt computed for another replica counts "
+            "at both. Prefill far above decode: first tokens wait, so give prefill more replicas, or the reverse.",
+            (Query(f"avg by (role) ({_BY_ROLE})", "{{role}}"),),
         ),
         Panel(
             "Time of a transfer",

@@ -24,7 +24,7 @@ from gateway.reload import Reload
 from gateway.replicas.discovery.added import ADDED
 from gateway.replicas.discovery.discovery import LISTED, Discovery
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.member import Member
+from gateway.replicas.member import CHANGING, Member
 from gateway.replicas.model_states import ModelStates, model_states
 from gateway.request.admission import Admission
 from gateway.settings.gateway_settings import GatewaySettings
@@ -216,7 +216,7 @@ class Status:
         metrics.keep({*self._fleet.members, *(replica for pool in pools for replica in pool.records)})
         taken = self._fleet.taken_ids()
         for member in self._fleet.targets:
-            metrics.replica_info.labels(member.id, member.pool).set(1)
+            metrics.replica_info.labels(member.id, member.pool, member.role or CHANGING).set(1)
             for counter in (metrics.doubts, metrics.passed_over_tokens):
                 counter.inc(member.id, by=0)  # 0 at first: increase() needs a start
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))

@@ -321,7 +321,10 @@ class Metrics:
 
     def _add_fleet(self) -> None:
         self.replica_info = self._gauge(
-            "kvgate_replica_info", "Always 1; the labels tell the pool of each replica.", "replica pool"
+            "kvgate_replica_info",
+            "Always 1; the labels tell the pool of each replica, and its role in force: prefill, decode, both, or "
+            "changing (it takes nothing).",
+            "replica pool role",
         )
         self.breaker_open = self._gauge("kvgate_breaker_open", "1 while a replica's breaker is open.", "replica")
         self.replica_ready = self._gauge("kvgate_replica_ready", "1 while a replica is ready.", "replica")

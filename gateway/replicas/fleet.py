@@ -18,7 +18,7 @@ import structlog
 from coordinator.engine.facts import ModelCard, max_tokens_of
 from coordinator.registry import ASLEEP
 from coordinator.store import Store
-from gateway.replicas.member import Member
+from gateway.replicas.member import CHANGING, Member
 from gateway.replicas.offers import Offer, offers_of, with_models
 from gateway.replicas.served import Backends, ServedModel, served_names
 from gateway.replicas.told_role import ToldRole
@@ -262,7 +262,7 @@ class Fleet:
         self.has_roles = self.has_roles or told is not None
         before, member.told_role = (member.role, member.is_decode_only), told
         if (member.role, member.is_decode_only) != before:
-            _log.info("role", replica=member.id, role=member.role or "changing", before=before[0] or "changing")
+            _log.info("role", replica=member.id, role=member.role or CHANGING, before=before[0] or CHANGING)
             self.update_served()
 
     def asks_usage(self, replica: str) -> bool | None:

@@ -14,6 +14,8 @@ from gateway.replicas.told_role import ToldRole
 from gateway.settings.base import ROLE_LABEL
 
 _LIVES = re.compile(r"life-(\d{1,15})")
+CHANGING = "changing"
+"""Shown in the place of a role while there is none."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class Member:
     @property
     def labels_in_force(self) -> dict[str, str]:
         """Its labels, with the role that it has now."""
-        return self.labels if self.told_role is None else self.labels | {ROLE_LABEL: self.role or "changing"}
+        return self.labels if self.told_role is None else self.labels | {ROLE_LABEL: self.role or CHANGING}
 
     def is_overruled(self, now_s: float) -> bool:
         """Whether another gateway hears it, and this one does not."""

@@ -157,7 +157,7 @@ def test_the_fleet_is_shown(stage: Stage, open_cluster: Cluster) -> None:
         assert stage.sample("kvgate_replica_ready", replica=replica) == 1
         assert wait_until(lambda one=replica: stage.sample("kvgate_breaker_open", replica=one) == 0)
         assert stage.sample("kvgate_replica_exact", replica=replica) == 1
-        assert stage.sample("kvgate_replica_info", replica=replica, pool=open_cluster.pool) == 1
+        assert stage.sample("kvgate_replica_info", replica=replica, pool=open_cluster.pool, role="both") == 1
     assert stage.sample("kvgate_store_up") == 1
     assert stage.sample("kvgate_store_connections_total") >= 1
 

@@ -6,6 +6,7 @@ r0 and r1 tell their roles, whatever their labels say. r2 tells none, so its lab
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -33,6 +34,14 @@ class RoleStage(Stage):
         shown = (httpx.get(f"{url}/ready").json().get("labels", {}) for url in self.cluster.gateway_urls)
         return [{name: each.get(name, {}).get("kvgate.io/role", "both") for name in ROLES} for each in shown]
 
+    def metrics_of(self, replica: str) -> list[list[str]]:
+        """The roles that each gateway's metrics name."""
+        pages = (httpx.get(f"{url}/metrics").text for url in self.cluster.gateway_urls)
+        return [
+            re.findall(rf'kvgate_replica_info{{pool="[^"]*",replica="{replica}",role="(.*?)"}} 1.0', page)
+            for page in pages
+        ]
+
     def computed(self) -> dict[str, int]:
         """How many references each server has given."""
         return {name: sim.state()["nixl"].get("given", 0) for name, sim in self.replicas.items()}
@@ -44,6 +53,7 @@ class RoleStage(Stage):
         asked = {"role": role, "expected_epoch": told["epoch"], "drain_timeout": 30}
         assert (await self.http.post(url, json=asked)).status_code == 202
         await eventually(lambda: [each[replica] for each in self.roles()] == [role] * 2)
+        assert self.metrics_of(replica) == [[role]] * 2
 
 
 @contextmanager
