@@ -316,6 +316,7 @@ class Gateway:
             admission=self.admission,
             metrics=self.metrics,
             budgets=self.budgets,
+            recent_legs=self.prefill_legs.recent,
         )
         self.operations = Operations(settings, self.fleet, self.store, self.discovery)
         changes = ReplicaChanges(self.records, self.added, self.discovery, self.fleet, self.operations)

@@ -20,6 +20,7 @@ from gateway.control.budgets import BudgetView
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.records.file_keys import FileKeys
 from gateway.records.record_book import RecordBook
+from gateway.relay.pairs.recent_legs import RecentLegs
 from gateway.reload import Reload
 from gateway.replicas.discovery.added import ADDED
 from gateway.replicas.discovery.discovery import LISTED, Discovery
@@ -52,6 +53,7 @@ class Status:
         admission: Admission,
         metrics: Metrics,
         budgets: BudgetView,
+        recent_legs: RecentLegs,
     ) -> None:
         self.gateway = gateway
         self._reload = reload
@@ -66,11 +68,13 @@ class Status:
         self._discovery = discovery
         self._metrics = metrics
         self._budgets = budgets
+        self._recent_legs = recent_legs
         self.is_draining = False
 
     def use(self, settings: GatewaySettings) -> None:
         """These are the gateway's settings from now on."""
         self.about["settings"] = settings.fingerprint()
+        self._pairs_protocol = settings.pairs.protocol
         self._hold_s = settings.queue.hold_s
         self._prefill_tokens_per_s = settings.queue.prefill_tokens_per_s
         self._slots = settings.policy.max_active_requests
@@ -114,6 +118,8 @@ class Status:
             "models_without_price": self._budgets.models_without_price(self.models())[:_MOST_NAMES],
             "weights": "approximate" if self._are_weights_approximate(states) else "",
             "not_ready": fleet.problems() if ready else {},
+            "pairs_protocol": self._pairs_protocol if fleet.has_roles else "",
+            "failing_prefills": _some(self._recent_legs.failing()),
             "draining": [member.id for member in fleet.targets if fleet.is_draining(member.id)],
             "asleep": [member.id for member in fleet.targets if fleet.is_asleep(member.id)],
             "breaker_open": [member.id for member in fleet.targets if self._has_open_breaker(member)],

@@ -13,6 +13,7 @@ import msgspec
 import orjson
 
 from coordinator.engine.facts import base_card, cache_settings, parse_metrics, parse_models
+from coordinator.engine.kv_transfers import parse_transfers
 from coordinator.keys import pool_slug
 from gateway.doctor.event_endpoints import open_ones
 from gateway.doctor.evidence import GatewayEvidence, LmcacheEvidence, ReplicaEvidence, Unknown
@@ -49,6 +50,7 @@ async def ask_replica(
         version=_read(version, "/version", lambda body: str(orjson.loads(body)["version"])),
         cards=cards,
         cache=_read(metrics, "/metrics", lambda body: cache_settings(body.decode("utf-8", "replace"))),
+        transfers=_read(metrics, "/metrics", lambda body: parse_transfers(body.decode("utf-8", "replace"))),
         started="" if isinstance(started, Unknown) else started,
         endpoints=endpoints,
         open_endpoints=({} if isinstance(endpoints, Unknown) else await open_ones(endpoints, replica.url, timeout_s)),

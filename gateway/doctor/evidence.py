@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from coordinator.engine.facts import SESSIONS_SINCE, ModelCard
+from coordinator.engine.kv_transfers import KvTransfers
 from coordinator.redis.checks import RedisEvidence
 from coordinator.registry import AgentRecord, ReplicaRecord
 from coordinator.survey import PoolSnapshot
@@ -38,6 +39,7 @@ class ReplicaEvidence:
     cards: tuple[ModelCard, ...] | Unknown = Unknown("not asked")
     cache: dict[str, str] | Unknown = Unknown("not asked")
     """The settings of its cache: the labels of vllm:cache_config_info."""
+    transfers: KvTransfers | Unknown = Unknown("not asked")
     started: str = ""
     """When its engine started, which names its life; empty if it does not say so."""
     endpoints: tuple[str, ...] | Unknown = Unknown("not asked")
@@ -95,6 +97,14 @@ class PoolEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class FailingPrefill:
+    """The last prompts that a replica was to compute for others: how many, and how many failed by each reason."""
+
+    legs: int
+    failed: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayEvidence:
     """A gateway as it answers. If it does not, `problem` says why, and the rest is empty."""
 
@@ -125,6 +135,9 @@ class GatewayEvidence:
     exact: frozenset[str] = frozenset()
     roles: dict[str, str] = field(default_factory=dict)
     """Of the replicas that have a label for it."""
+    pairs_protocol: str = ""
+    """Empty if no replica has a role."""
+    failing_prefills: dict[str, FailingPrefill] = field(default_factory=dict)
     pools: tuple[str, ...] = ()
     models_down: tuple[str, ...] = ()
     """Models without a ready replica."""

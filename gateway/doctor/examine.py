@@ -8,14 +8,14 @@ from typing import Any
 
 from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
-from gateway.doctor.checks import agents, clocks, gateways, lmcache, models, replicas, tenants
+from gateway.doctor.checks import agents, clocks, gateways, lmcache, models, pairs, replicas, tenants
 from gateway.doctor.evidence import Evidence, Unknown
 
-MODULES = (redis_checks, gateways, replicas, models, agents, clocks, lmcache, tenants)
+MODULES = (redis_checks, gateways, replicas, models, pairs, agents, clocks, lmcache, tenants)
 
 
 _OF_ALL = (
-    *(*gateways.CHECKS, *models.CHECKS, *replicas.CHECKS_OF_ALL),
+    *(*gateways.CHECKS, *models.CHECKS, *pairs.CHECKS, *replicas.CHECKS_OF_ALL),
     *(*clocks.CHECKS, *lmcache.CHECKS, *tenants.CHECKS),
 )
 

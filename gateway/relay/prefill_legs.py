@@ -27,6 +27,7 @@ from gateway.relay.pairs.bootstraps import Bootstraps
 from gateway.relay.pairs.mooncake import MooncakePairs
 from gateway.relay.pairs.nixl import NixlPairs
 from gateway.relay.pairs.protocol import COMPUTED, UNSTORED, LegAnswer, LegRequest, PairProtocol
+from gateway.relay.pairs.recent_legs import RecentLegs
 from gateway.relay.pairs.store import StorePairs
 from gateway.relay.retries import SWITCHED, UNPREFILLED
 from gateway.replicas.fleet import Fleet
@@ -64,6 +65,7 @@ class PrefillLegs:
     ) -> None:
         mooncake = MooncakePairs(Bootstraps(fleet, upstream, tasks))
         self._protocols: dict[str, PairProtocol] = {"nixl": NixlPairs(), "store": StorePairs(), "mooncake": mooncake}
+        self._protocol, self.recent = self._protocols[settings.pairs.protocol], RecentLegs()
         self.use(settings)
         self.moves, self.outgoing, self.upstream, self.failures = moves, outgoing, upstream, failures
         self.admission, self.metrics, self.tasks = admission, metrics, tasks
@@ -71,7 +73,9 @@ class PrefillLegs:
 
     def use(self, settings: GatewaySettings) -> None:
         """These hold from now on."""
-        self._protocol = self._protocols[settings.pairs.protocol]
+        if (protocol := self._protocols[settings.pairs.protocol]) is not self._protocol:
+            self._protocol = protocol
+            self.recent.clear()
         self.first_byte_s = settings.timeouts.first_byte_s
 
     def begin(self, job: Job, ticket: Ticket) -> PrefillLeg | NoLeg:
@@ -136,6 +140,7 @@ class PrefillLeg:
         finally:
             held.let_go()
             self._legs.metrics.prefills.inc(outcome)
+            self._legs.recent.note(self._leg, outcome)
             if not self._handed.done():
                 self._handed.set_result(given)
 

@@ -3,6 +3,7 @@
     gateways   gateways, and whether they agree
     replicas   one replica, and the replicas of a pool
     models     models and their backends
+    pairs      roles of replicas, and whether prefill and decode work together
     agents     agents, and the events that they deliver
     clocks     clocks
     lmcache    LMCache's servers

@@ -49,18 +49,6 @@ APPROXIMATE = FindingKind(
     "may be 2 or none",
     "use one Redis, with replicas of it or Sentinel, if weights must hold exactly",
 )
-ONLY_PREFILL = FindingKind(
-    "pool-only-prefill",
-    "error",
-    "all its replicas compute prompts for others, so nobody answers requests for its models",
-    "give a replica of it the label kvgate.io/role: decode, or remove the label (docs/disaggregation.md)",
-)
-LACKS_ROLE = FindingKind(
-    "pool-lacks-role",
-    "warning",
-    "without the other role, these replicas work for nobody or compute their own prompts",
-    "give a replica of the pool the role that it lacks, or remove the labels (docs/disaggregation.md)",
-)
 
 
 def names(evidence: Evidence) -> Iterator[Result]:
@@ -115,16 +103,4 @@ def weights(evidence: Evidence) -> Iterator[Result]:
         yield APPROXIMATE.seen("models", "redis.url is a Redis Cluster, and models have several backends")
 
 
-def roles(evidence: Evidence) -> Iterator[Result]:
-    """Whether each pool with roles has replicas that compute prompts, and some that decode."""
-    said = {replica: role for gateway in evidence.gateways for replica, role in gateway.roles.items()}
-    listed = {replica for gateway in evidence.gateways for replica in (*gateway.replicas, *gateway.not_ready)}
-    for pool in evidence.pools:
-        found = {said.get(record.replica, "both") for record in pool.records() if record.replica in listed}
-        if found == {"prefill"}:
-            yield ONLY_PREFILL.seen(pool.subject, "each of its replicas has the role prefill")
-        elif len(alone := found & {"prefill", "decode"}) == 1:
-            yield LACKS_ROLE.seen(pool.subject, f"replicas have the role {alone.pop()}, and none has the other one")
-
-
-CHECKS = (names, down, fallbacks, backends, weights, roles)
+CHECKS = (names, down, fallbacks, backends, weights)

@@ -6,4 +6,5 @@ One file for each protocol of `pairs.protocol`, behind one interface. prefill_le
     nixl         vLLM's NixlConnector
     store        LMCache's remote tier        store_waits  waits until a prompt is there
     mooncake     vLLM's MooncakeConnector     bootstraps   which engine a replica is, for that
+    recent_legs  what became of each replica's last legs, for /ready and the doctor
 """

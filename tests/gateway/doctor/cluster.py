@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.engine.facts import ModelCard
+from coordinator.engine.kv_transfers import KvTransfers
 from coordinator.redis.checks import RedisEvidence, SampledKey
 from coordinator.redis.info import RedisInfo, read_info
 from coordinator.registry import AgentRecord, PoolState, ReplicaFigures, ReplicaRecord
@@ -67,6 +68,7 @@ def replica(name: str) -> ReplicaEvidence:
         version="0.32.0",
         cards=(ModelCard("sim", "org/m", None, {"id": "sim", "max_model_len": 4096}),),
         cache={"enable_prefix_caching": "True", "prefix_caching_hash_algo": "sha256", "block_size": "16"},
+        transfers=KvTransfers(frozenset(), 0, 0),
         started=LIFE,
         endpoints=(endpoint,),
     )

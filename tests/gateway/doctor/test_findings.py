@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from coordinator.engine.kv_transfers import KvTransfers
 from coordinator.redis.info import NOTHING_KNOWN as NO_INFO
 from coordinator.registry import ReplicaFigures
-from gateway.doctor.evidence import Evidence, LmcacheEvidence, Unknown
+from gateway.doctor.evidence import Evidence, FailingPrefill, LmcacheEvidence, Unknown
 from gateway.doctor.examine import examine, kinds
 from gateway.settings.gateway_settings import build_settings
 from tests.gateway.doctor.cluster import (
@@ -98,10 +99,26 @@ def with_chunk(name: str, **of_it: Any) -> Evidence:
     return replace(HEALTHY, redis=chunk(name, **of_it))
 
 
+def paired(protocol: str, **connectors: list[str]) -> Evidence:
+    """r0 computes prompts for r1; each with these connectors, as its metrics tell."""
+    roles = dict(zip(("r0", "r1"), ("prefill", "decode"), strict=True))
+    evidence = with_gateway(pairs_protocol=protocol, roles=roles)
+    told = (replace(replica(name), transfers=KvTransfers(frozenset(has), 0, 0)) for name, has in connectors.items())
+    return replace(evidence, pools=(replace(POOL, replicas=tuple(told)),))
+
+
+def of_rust_front_ends(evidence: Evidence) -> Evidence:
+    [pool] = evidence.pools
+    untold = tuple(replace(each, cache=Unknown("not told")) for each in pool.replicas)
+    return replace(evidence, pools=(replace(pool, replicas=untold),))
+
+
 def with_lmcache(*servers: LmcacheEvidence) -> Evidence:
     return replace(HEALTHY, lmcache=servers)
 
 
+FAILING = {"r1": FailingPrefill(20, {"no_reference": 18})}
+GONE = with_state(replicas={"state": "dead"})
 UNLIMITED = told(maxmemory="0", used_memory=str(5 * GIB), evicted_keys="0")
 AWAY = replace(POOL, snapshots=())
 
@@ -159,7 +176,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("events-off", unfollowed(endpoints=()), set()),
     ("events-exposed", with_replica(open_endpoints={"tcp://*:5557": "10.0.0.5 port 5557"}), set()),
     ("replica-id-taken", with_gateway(taken_ids={"r1": "another engine"}), set()),
-    ("replica-dead", with_state(replicas={"state": "dead"}), set()),
+    ("replica-dead", GONE, set()),
+    ("replica-dead", replace(GONE, gateways=with_gateway(failing_prefills=FAILING).gateways), set()),
     ("replica-hangs", with_state(replicas={"state": "hung"}), set()),
     ("replica-asleep", with_state(replicas={"state": "asleep"}), set()),
     ("replica-slow", with_snapshots(slow=("r1",)), set()),
@@ -180,6 +198,11 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("pool-only-prefill", with_gateway(roles={"r0": "prefill", "r1": "prefill"}), set()),
     ("pool-lacks-role", with_gateway(roles={"r1": "decode"}), set()),
     ("pool-lacks-role", with_gateway(roles={"r1": "prefill"}), set()),
+    ("pairs-other-connector", paired("nixl", r0=[], r1=["nixl"]), set()),
+    ("pairs-other-connector", paired("nixl", r0=["nixl"], r1=["mooncake"]), set()),
+    ("pairs-other-connector", paired("mooncake", r0=[], r1=["nixl"]), set()),
+    ("pairs-fail", with_gateway(failing_prefills=FAILING), set()),
+    ("pairs-not-fetched", with_replica(transfers=KvTransfers(frozenset({"nixl"}), done=3, expired=5)), set()),
     ("weights-approximate", with_gateway(are_weights_approximate=True), set()),
     ("replica-not-registered", with_state(replicas=None, agents=None), set()),
     ("replica-unreached", with_gateway(not_ready={"r7": "connection refused"}), set()),
@@ -292,6 +315,10 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         with_replica(version="0.32.0", endpoints=("ipc:///run/vllm/events",)),
         with_snapshots(drained_since_ms={"r1": NOW_MS - 3_500_000}),
         with_settings(queue={"hold_s": 60, "keep_alive_s": 65, "wait_s": 70, "engine_priority": True}, **FOUND),
+        paired("nixl", r0=["nixl"], r1=["mooncake", "nixl"]),
+        paired("mooncake", r0=[], r1=["mooncake"]),
+        paired("store", r0=[], r1=["nixl"]),
+        of_rust_front_ends(paired("nixl", r0=[], r1=[])),
         replace(another_pool(), gateways=with_gateway(models=frozenset({"sim"})).gateways),
     ],
     ids=[
@@ -303,6 +330,10 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         "events on a socket",
         "a drain that is under way",
         "held requests that are kept alive",
+        "a connector beside the other one",
+        "a connector of an older vLLM without metrics",
+        "connectors that the store does not need",
+        "front ends that tell less",
         "a model whose backends are configured",
     ],
 )
