@@ -1,4 +1,4 @@
-"""The cluster of docker-compose.yml, in its own project and on its own ports, with the actions that tests need."""
+"""A cluster of docker-compose.yml, in its own project and on its own ports, with the actions that tests need."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080/m
 class ComposeCluster:
     """Parameters name a container by its id, and a service as in docker-compose.yml."""
 
-    def __init__(self, nginx_port: int, prometheus_port: int) -> None:
+    def __init__(self, profile: str, nginx_port: int, prometheus_port: int) -> None:
         self.url = f"http://127.0.0.1:{nginx_port}"
         self._prometheus_url = f"http://127.0.0.1:{prometheus_port}"
         self.environment = {
             **os.environ,
-            "COMPOSE_PROJECT_NAME": _PROJECT,
-            "COMPOSE_PROFILES": "sim",
+            "COMPOSE_PROJECT_NAME": f"{_PROJECT}-{profile}",
+            "COMPOSE_PROFILES": profile,
             "KVGATE_PORT": str(nginx_port),
             "PROMETHEUS_PORT": str(prometheus_port),
         }
@@ -99,9 +99,9 @@ class ComposeCluster:
 
 
 @contextmanager
-def running_cluster() -> Iterator[ComposeCluster]:
-    """Starts the cluster and always removes it afterwards. If it does not start, shows its logs."""
-    cluster = ComposeCluster(*free_ports(2))
+def running_cluster(profile: str = "sim") -> Iterator[ComposeCluster]:
+    """Starts the cluster of a profile and always removes it afterwards. If it does not start, shows its logs."""
+    cluster = ComposeCluster(profile, *free_ports(2))
 
     def compose(*arguments: str, check: bool = True) -> None:
         subprocess.run(["docker", "compose", *arguments], cwd=_ROOT, env=cluster.environment, check=check)
