@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from gateway.settings.base import ROLE_LABEL
-from tests.deploy.manifests import discovered, endpoint_slice, gateway_settings, replicas, workload
+from tests.deploy.manifests import (
+    Document,
+    built,
+    discovered,
+    endpoint_slice,
+    gateway_settings,
+    of_ones_own,
+    replicas,
+    selected,
+    workload,
+)
+from tests.deploy.schemas import VERSIONS, problem
 
 ROLES = {"replica-prefill": "prefill", "replica-decode": "decode"}
 TRANSFER = "--kv-transfer-config"
@@ -38,3 +49,34 @@ def test_engines_are_those_without_pairs_and_hand_their_kv_over() -> None:
         assert (told["kv_connector"], nixl["kv_connector"]) == ("MultiConnector", "NixlConnector")
         assert nixl["kv_load_failure_policy"] == "recompute"
         assert lmcache == json.loads(plain[at])
+
+
+def test_with_the_component_of_mooncake_gateways_and_decode_reach_the_bootstrap_servers(tmp_path: Path) -> None:
+    own = of_ones_own(tmp_path, "resources: [../pairs]\ncomponents: [../pairs/mooncake]\nnamespace: kvgate\n")
+    added = [document for document in own if document not in built("pairs")]
+    assert {(document["kind"], document["metadata"]["namespace"]) for document in added} == {
+        ("NetworkPolicy", "kvgate")
+    }
+    assert [problem(document, version) for document in added for version in VERSIONS] == [None] * len(added) * len(
+        VERSIONS
+    )
+
+    def pods(selector: Document) -> set[str]:
+        return {each.name for each in selected("pairs", selector)}
+
+    open_ports = {
+        (direction, port["port"]): (
+            pods(policy["spec"]["podSelector"]),
+            set().union(*(pods(peer["podSelector"]) for peer in rule[of])),
+        )
+        for policy in added
+        for direction, of in (("ingress", "from"), ("egress", "to"))
+        for rule in policy["spec"].get(direction, ())
+        for port in rule["ports"]
+    }
+    assert open_ports == {
+        ("ingress", 8998): ({"replica-prefill"}, {"replica-decode", "gateway"}),
+        ("egress", 8998): ({*ROLES, "gateway"}, {"replica-prefill"}),
+        ("ingress", 15000): ({*ROLES}, {*ROLES}),
+        ("egress", 15000): ({*ROLES}, {*ROLES}),
+    }
