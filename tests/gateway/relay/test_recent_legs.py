@@ -10,6 +10,8 @@ import pytest
 from coordinator.registry import ReplicaRecord
 from gateway.relay.pairs import recent_legs
 from gateway.relay.pairs.recent_legs import RecentLegs
+from gateway.relay.prefill_legs import PrefillLegs
+from gateway.settings.gateway_settings import build_settings
 
 POOL: Any = SimpleNamespace(records={"p0": ReplicaRecord("p0", "life1", "ready", 1000, 0, "http://p0")})
 
@@ -39,11 +41,19 @@ def test_what_tells_nothing_of_a_replica_does_not_count(outcome: str, failure: s
     assert noted(RecentLegs(), outcome, failure, times=times).failing() == {}
 
 
-def test_another_life_another_protocol_and_an_hour_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_protocol_begins_anew_and_other_settings_do_not() -> None:
+    parts: Any = dict.fromkeys(("fleet", "moves", "outgoing", "upstream", "failures", "admission", "metrics", "tasks"))
+    legs = PrefillLegs(build_settings({}, {}), **parts)
+    noted(legs.recent, "refused", "no_reference", times=9)
+    legs.use(build_settings({"pairs": {"min_tokens": 7}}, {}))
+    assert legs.recent.failing()
+    legs.use(build_settings({"pairs": {"protocol": "store"}}, {}))
+    assert legs.recent.failing() == {}
+
+
+def test_another_life_and_an_hour_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     recent = noted(RecentLegs(), "left", "timeout", times=9)
     assert recent.failing()
-    recent.clear()
-    assert recent.failing() == {}
     assert noted(recent, "left", "timeout", times=9, life="life0").failing() == {}
     noted(recent, "left", "timeout", times=9, life="life0")
     assert noted(recent, "left", "timeout", times=5).failing() == {"p0": {"legs": 5, "failed": {"timeout": 5}}}
