@@ -270,6 +270,11 @@ end
 do -- as above
   local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
   count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
+  local first = is_second and string.match(pair, '%S+$') -- its prompt is computed here
+  local first_entry = first and field_of(flight_key, first)
+  if first_entry then
+    end_backlog(first, first_entry, flight_key, replicas_key, active_key, backlog_tokens_key)
+  end
   local failures, open_until = string.match(breaker_of[replica] or '', '^(%d+) (%d+)')
   if open_until and open_until ~= '0' then
     redis.call('HSET', breakers_key, replica, failures .. ' ' .. string.format('%d', now + probe_ms) .. ' 1')

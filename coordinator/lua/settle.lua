@@ -48,12 +48,7 @@ for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
       redis.call('HDEL', flight_key, reservation)
       give_back(entry, replicas_key, active_key, backlog_tokens_key)
     else
-      local replica, incarnation, since_ms, tip = uncount(entry, 0, replicas_key, active_key, backlog_tokens_key)
-      if replica then -- the entry as it was, without its backlog
-        redis.call('HSET', flight_key, reservation, table.concat({ replica, incarnation, since_ms, '0', tip }, ' '))
-      else
-        redis.call('HDEL', flight_key, reservation)
-      end
+      end_backlog(reservation, entry, flight_key, replicas_key, active_key, backlog_tokens_key)
     end
   end
 end

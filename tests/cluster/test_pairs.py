@@ -158,9 +158,13 @@ async def test_a_short_prompt_several_choices_and_what_decode_holds_are_computed
 async def test_of_many_prompts_at_once_some_are_computed_where_they_are_decoded_instead_of_waiting(
     stage: Stage,
 ) -> None:
-    before, texts = await stage.unpaired("no_room"), [prose(f"crowd {number}", 3000) for number in range(16)]
+    before, texts = await stage.unpaired("no_room"), [prose(f"crowd {number}", 1500) for number in range(12)]
+    for name in PREFILLS:  # so that they are many at once, however busy this machine is
+        await asyncio.to_thread(stage.replicas[name].fail, "slower", times=4)
     asked = (stage.ask(text, gateway=number % 3, max_tokens=2) for number, text in enumerate(texts))
     answers = await asyncio.gather(*asked)
+    for name in PREFILLS:
+        await asyncio.to_thread(stage.replicas[name].fail, "none")
     assert {answer.status_code for answer in answers} == {200}
     assert any("prefill" in decision_of(answer) for answer in answers)
     assert await stage.unpaired("no_room") > before

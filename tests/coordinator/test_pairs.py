@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -78,6 +79,18 @@ async def test_both_ends_hold_load_and_only_the_prefill_has_tokens_to_compute(
         assert await loads(client) == ({}, {})
 
 
+async def test_a_prompt_that_is_computed_elsewhere_delays_none_of_those_placed_at_the_same_time(
+    redis_server: RedisServer,
+) -> None:
+    async with four_replicas(redis_server) as (one, _):
+        asked = [pairing(f"{number}", keys=chain(number, *range(number))) for number in range(4)]
+        for each in asked:
+            each.serving = Subset.of(["r0"])
+        placements = await asyncio.gather(*(placed(one, each) for each in asked))
+        assert {each.unpaired for each in placements} == {""}
+        assert [each.ahead_tokens for each in placements] == [0] * 4
+
+
 async def test_what_decode_holds_is_not_prefilled_elsewhere_but_a_claim_of_a_watched_engine_does_not_count(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
@@ -107,8 +120,10 @@ async def test_a_replica_that_computes_its_own_prompts_gets_no_help(
         for each in asked:
             each.prefill = Prefill(PREFILLS, 1, ("r0",))
         placements = [await placed(one, each) for each in asked]
-        told = {each.replica: (each.prefill is not None, each.unpaired) for each in placements}
-        assert told == {"r0": (False, "itself"), "r1": (True, "")}
+        assert {each.unpaired for each in placements if each.replica == "r0"} == {"itself"}
+        told = {each.unpaired for each in placements if each.replica == "r1"}
+        assert "" in told
+        assert "itself" not in told
 
 
 async def test_a_replica_that_never_computes_prompts_gets_help_however_little_is_missing(

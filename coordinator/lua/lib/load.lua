@@ -47,6 +47,16 @@ local function uncount(entry, requests, replicas_key, active_key, backlog_key)
   return replica, incarnation, since_ms, tip
 end
 
+-- The prompt of a reservation is no backlog of its replica any more: subtracts it, and writes the entry without it.
+local function end_backlog(id, entry, flight_key, replicas_key, active_key, backlog_key)
+  local replica, incarnation, since_ms, tip = uncount(entry, 0, replicas_key, active_key, backlog_key)
+  if replica then
+    redis.call('HSET', flight_key, id, table.concat({ replica, incarnation, since_ms, '0', tip }, ' '))
+  else
+    redis.call('HDEL', flight_key, id)
+  end
+end
+
 -- Subtracts an entry that has left flight from the sums.
 local function give_back(entry, replicas_key, active_key, backlog_key)
   uncount(entry, 1, replicas_key, active_key, backlog_key)

@@ -10,7 +10,8 @@
 -- Returns the reply of the first run. If that is a place, the reply has one value more: the reply of the second place, or why
 -- there is none, see Placement.unpaired.
 
-local PAIR_AT, REPLICA, WHY, MATCHED_TOKENS, UNCACHED, KIND, MODE, AHEAD = 1, 2, 5, 7, 11, 12, 15, 23
+local PAIR_AT, RESERVATION_AT = 1, 4
+local REPLICA, WHY, MATCHED_TOKENS, UNCACHED, KIND, MODE, AHEAD = 2, 5, 7, 11, 12, 15, 23
 local MOST_RATIO = 2 -- of the times until the prompt is computed elsewhere, and where it is decoded
 local ANY = 1e15
 
@@ -42,7 +43,7 @@ local function second_place(run, keys, argv, reply, pair)
   end
   local tried = argv[pair.tried_at]
   argv[pair.tried_at] = tried == '' and reply[REPLICA] or tried .. ' ' .. reply[REPLICA]
-  argv[PAIR_AT] = string.format('%d %s', most_tokens, reply[REPLICA])
+  argv[PAIR_AT] = string.format('%d %s %s', most_tokens, reply[REPLICA], argv[RESERVATION_AT])
   keys[pair.subset_at] = pair.subset
   for i = 1, #pair.arguments, 2 do
     argv[pair.arguments[i]] = pair.arguments[i + 1]
