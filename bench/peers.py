@@ -40,6 +40,8 @@ class Peer:
     requirement: str
     command: Callable[[Path, int, int, Sequence[str], str, Path], list[str]]
     probe: str = "/health"
+    register: Callable[[str, Sequence[str]], None] = lambda _url, _upstreams: None
+    """Tells the router at this URL of the upstreams, if its command does not."""
 
     @property
     def folder(self) -> Path:
@@ -108,12 +110,15 @@ def running_peer(peer: Peer, upstreams: Sequence[str], model: str) -> Iterator[t
     port, metrics = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="kvgate-peer-") as folder:
         command = peer.command(peer.folder / "bin", port, metrics, upstreams, model, Path(folder))
-        with running_process(command, port, peer.probe, model) as pid:
-            yield f"http://127.0.0.1:{port}", pid
+        url = f"http://127.0.0.1:{port}"
+        with running_process(command, port, peer.probe, model, lambda: peer.register(url, upstreams)) as pid:
+            yield url, pid
 
 
 @contextmanager
-def running_process(command: Sequence[str], port: int, probe: str, model: str) -> Iterator[int]:
+def running_process(
+    command: Sequence[str], port: int, probe: str, model: str, started: Callable[[], None] = lambda: None
+) -> Iterator[int]:
     """Runs a proxy on `port`. Yields its pid after it has answered a request. Raises DoesNotStart."""
     with tempfile.TemporaryFile() as log, ExitStack() as stack:
         try:
@@ -121,6 +126,7 @@ def running_process(command: Sequence[str], port: int, probe: str, model: str) -
         except OSError as error:
             raise DoesNotStart(str(error)) from error
         try:
+            started()
             _wait_until_it_answers(process, f"http://127.0.0.1:{port}", probe, model)
         except (RuntimeError, httpx.HTTPError) as error:
             log.seek(0)
