@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -37,6 +38,10 @@ class Result:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+    """The mean time between two tokens of each answer, in the order of `ttft_s`."""
+    longest_s: list[float] = field(default_factory=list)
+    """The longest time without a token of each answer."""
     by_replica: dict[str, int] = field(default_factory=dict)
     wall_s: float = 0.0
     predicted: int = 0
@@ -206,16 +211,21 @@ async def send(
     """Returns the answer's text. Raises NotAnAnswer and aiohttp's errors."""
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     async with http.post(f"{url}/v1/chat/completions", json=body) as response:
-        text = await response.content.readany()
-        ttft_s = time.perf_counter() - started
-        text += await response.read()
+        pieces = [await response.content.readany()]
+        arrived_s = [time.perf_counter()]
+        async for piece in response.content.iter_any():
+            pieces.append(piece)
+            arrived_s.append(time.perf_counter())
+        text = b"".join(pieces)
         if response.status != 200 or b"data: [DONE]" not in text:
             raise NotAnAnswer
         headers = response.headers
     answer, usage = _read(text)
     replica = headers.get("x-kvgate-replica", url)
     result.requests += 1
-    result.ttft_s.append(ttft_s)
+    result.ttft_s.append(arrived_s[0] - started)
+    result.token_s.append((arrived_s[-1] - arrived_s[0]) / max(1, (usage.get("completion_tokens") or 0) - 1))
+    result.longest_s.append(max((after - before for before, after in pairwise(arrived_s)), default=0.0))
     result.by_replica[replica] = result.by_replica.get(replica, 0) + 1
     result.prompt_tokens += usage["prompt_tokens"]
     cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -3,6 +3,7 @@
     python -m bench.replay FILE [--quick] [--out OUT]
     python -m bench.replay FILE --requests 2000 --replicas 8,64 --caches 0.1,0.3,1 --systems prefix_kv_aware,round_robin
     python -m bench.replay FILE --window 600-1200 --tokens-per-block 128 --rate 1 --per-s 10
+    python -m bench.replay FILE --prefills 4,5,6 --replicas 8 --caches 0.5 --requests 600 --per-s 3
 
 FILE is .jsonl or .jsonl.gz in Mooncake's form, one request a line:
 
@@ -29,6 +30,10 @@ KVGate's prefix_kv_aware runs with --gateways gateways. KVGate has its defaults,
 of requests, may wait 200 ms for Redis, and takes no replica for hung while it computes a long prompt. Other routers
 (`python -m bench.overhead --install`) run with their defaults. A run is invalid if the machine was less than 20 % idle:
 its times are those of the machine. Then lower --per-s or --tokens-per-block.
+
+With --prefills, only KVGate's prefix_kv_aware runs, before simulated replicas (bench/replay/roles.py): once with
+replicas that all do everything, and once with so many that only compute prompts. A prompt that is computed delays the
+tokens of the answers beside it, in contrast to the other replays.
 """
 
 from __future__ import annotations
@@ -52,8 +57,9 @@ from bench.options import amounts, count, counts, names, positive
 from bench.peers import DoesNotStart
 from bench.replay import trace as recorded
 from bench.replay.fleet import Setup, prefill_load, running_fleet, setup
-from bench.replay.measure import Row, measure
+from bench.replay.measure import GOALS, Row, measure
 from bench.replay.prompts import findable_tokens, sent_tokens
+from bench.replay.roles import running_roles
 from bench.replay.trace import BadTrace, Trace, read_trace
 from bench.routing.systems import NAMES, OURS, ROUTERS, System, label, systems
 from bench.scaled_time import INVALID
@@ -99,6 +105,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--caches", type=amounts, default="0.1,0.3,1", help="default: %(default)s")
     parser.add_argument("--systems", type=names(_NAMES), default=",".join(_DEFAULT), help="default: %(default)s")
     parser.add_argument("--gateways", type=counts, default="2", help="of prefix_kv_aware (default: %(default)s)")
+    parser.add_argument("--prefills", type=counts, default="", help="replicas that only compute prompts")
     parser.add_argument("--tokens-per-block", type=_block_tokens, default="64", help="as sent (default: %(default)s)")
     parser.add_argument(
         "--recorded-tokens-per-block",
@@ -151,7 +158,27 @@ def scaling(cut: Trace, sent: Trace, per_s: float) -> list[str]:
     return [recorded, scaled, time, bound]
 
 
+def _roles_table(setup: Setup, rows: Sequence[Row]) -> Table:
+    columns = ["of bound", "first p50", "p95", "p99 ms", "token p50", "p99 ms", "stall p50", "p99 ms"]
+    columns += [f"{first_s:g} s {token_ms:g} ms" for first_s, token_ms in GOALS]
+    title = f"{setup.prefills} of {setup.replicas} replicas only compute prompts; times divided by {setup.speed:.3g}"
+    shown = tables.table(title, ("system",), [*columns, "late p99 ms", "idle"])
+    for row in rows:
+        times_ms = row.ttft_p50_ms, row.ttft_p95_ms, row.ttft_p99_ms, row.token_p50_ms, row.token_p99_ms
+        shown.add_row(
+            label(row.system, row.instances),
+            f"{row.of_bound:.1%}",
+            *(f"{each:.0f}" for each in (*times_ms, row.stall_p50_ms, row.stall_p99_ms)),
+            *(f"{each:.1%}" for each in row.good),
+            f"{row.late_p99_ms:.0f}",
+            f"{row.idle:.0%}",
+        )
+    return shown
+
+
 def _table(setup: Setup, trace: Trace, rows: Sequence[Row]) -> Table:
+    if setup.prefills is not None:
+        return _roles_table(setup, rows)
     least, most = (setup.rate * each for each in prefill_load(trace, setup.replicas, setup.tokens_scale))
     title = (
         f"{setup.replicas} replicas that hold {setup.held:g} of the distinct blocks; {setup.rate:.3g} times the "
@@ -191,9 +218,10 @@ def run(
             rows: list[Row] = []
             for system in routed_by:
                 what = f"{setup.replicas} replicas, {setup.held:g} of the blocks, {system.label}"
+                start = running_fleet if setup.prefills is None else running_roles
                 progress.update(task, description=what)
                 try:
-                    with running_fleet(setup, trace) as fleet:
+                    with start(setup, trace) as fleet:
                         rows.append(asyncio.run(measure(fleet, trace, setup, system, seed)))
                 except (DoesNotStart, NotReady, RuntimeError, OSError, httpx.HTTPError) as error:
                     found.leave_out(f"{what}: {error}")
@@ -223,15 +251,16 @@ def main() -> None:
     said = scaling(cut, sent, options.per_s)
     found = record.Found[Row](versions, options.out, console, facts={"trace": options.file.name, "scaling": said})
     console.print("\n".join(said), highlight=False)
-    routed_by = systems(options.systems, options.gateways)
+    routed_by = systems([OURS] if options.prefills else options.systems, options.gateways)
     for system in routed_by:
         if system.is_missing:
             found.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
     tokens_scale = sent.block_tokens / cut.block_tokens
     setups = [
-        setup(sent, replicas, held, tokens_scale, options.busy, options.rate, options.per_s)
+        setup(sent, replicas, held, tokens_scale, options.busy, options.rate, options.per_s, prefills)
         for replicas in options.replicas
         for held in options.caches
+        for prefills in ((0, *options.prefills) if options.prefills else (None,))
     ]
     run(sent, setups, [system for system in routed_by if not system.is_missing], options.seed, found)
 

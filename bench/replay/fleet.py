@@ -14,7 +14,7 @@ from bench.replay.prompts import findable_tokens, longest_tokens, sent_tokens
 from bench.replay.trace import Trace
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S, Fleet
 
-_CONFIG = {
+CONFIG = {
     # The engines' queues hold the requests of an overloaded fleet, not the gateways.
     "limits": {"max_in_flight": 65_536},
     # A long prompt takes half a minute. vLLM's events tell of every step meanwhile, but a light replica's do not.
@@ -40,6 +40,8 @@ class Setup:
     """The rate of requests, divided by the recorded one."""
     speed: float
     """Divides all times, those of the recording and of the engines."""
+    prefills: int | None = None
+    """Replicas that only compute prompts. 0: all replicas do everything. None: light replicas, which have no roles."""
 
     @property
     def decode_s_per_token(self) -> float:
@@ -48,8 +50,8 @@ class Setup:
     @property
     def first_token_excess_s(self) -> float:
         """How much longer the first token takes than in the recording's tokens, because a scaled token stands for
-        several. Not divided by `speed`."""
-        return self.decode_s_per_token - DECODE_S_PER_TOKEN
+        several. Not divided by `speed`. A simulated replica's first token comes with the last of the prompt."""
+        return 0.0 if self.prefills is not None else self.decode_s_per_token - DECODE_S_PER_TOKEN
 
     def capacity_tokens(self, trace: Trace) -> int:
         """The cache of each replica, in whole blocks of its engine."""
@@ -76,13 +78,21 @@ def prefill_load(trace: Trace, replicas: int, tokens_scale: float) -> tuple[floa
 
 
 def setup(
-    trace: Trace, replicas: int, held: float, tokens_scale: float, busy: float, rate: float | None, per_s: float
+    trace: Trace,
+    replicas: int,
+    held: float,
+    tokens_scale: float,
+    busy: float,
+    rate: float | None,
+    per_s: float,
+    prefills: int | None = None,
 ) -> Setup:
     """A fleet for a scaled trace. Requests come at `rate` times the recorded rate, or so often that prefill with an
     endless cache keeps the engines busy for this share of the time. Time is scaled so that this machine sends `per_s`
     requests a second."""
     rate = rate or busy / prefill_load(trace, replicas, tokens_scale)[0]
-    return Setup(replicas, held, tokens_scale, rate, per_s * trace.span_s / len(trace.requests) / rate)
+    speed = per_s * trace.span_s / len(trace.requests) / rate
+    return Setup(replicas, held, tokens_scale, rate, speed, prefills)
 
 
 @contextmanager
@@ -98,4 +108,4 @@ def running_fleet(setup: Setup, trace: Trace) -> Iterator[Fleet]:
         tokens_per_chunk=max(1, round(_CHUNK_TOKENS * setup.tokens_scale)),
     )
     with embedded_redis() as redis_url, light_replicas(setup.replicas, settings, redis_url) as replicas:
-        yield Fleet("light", replicas.urls, MODEL, BLOCK_TOKENS, setup.speed, redis_url, _CONFIG)
+        yield Fleet("light", replicas.urls, MODEL, BLOCK_TOKENS, setup.speed, redis_url, CONFIG)

@@ -21,6 +21,9 @@ from bench.routing.fleets import Counters, Fleet
 from bench.routing.systems import System
 from bench.workloads import Session
 
+GOALS = ((5.0, 50.0), (20.0, 50.0))
+"""The first token within so many seconds, and so many ms on average from each token to the next one."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -55,6 +58,16 @@ class Row:
     computed_busiest: float
     """The same of the prompt tokens that each replica computed."""
     computed_cv: float
+    prefills: int | None
+    """Replicas that only compute prompts. None: replicas have no roles, and a prefill delays no tokens."""
+    token_p50_ms: float
+    """Of the answers' mean times between two tokens of the recording. So is the next one."""
+    token_p99_ms: float
+    stall_p50_ms: float
+    """Of the longest time of each answer without a token. So is the next one."""
+    stall_p99_ms: float
+    good: tuple[float, ...]
+    """The share of the requests that met each of GOALS."""
     late_p99_ms: float
     """How late the client sent a request. It is large where the machine is too slow."""
     idle: float
@@ -123,6 +136,8 @@ def _row(
 ) -> Row:
     excess_ms = setup.first_token_excess_s * 1000
     ttft_ms = [round(each - excess_ms, 2) for each in scaled_time.ttft_ms(result, setup.speed)]
+    token_ms = [each * 1000 * setup.speed * setup.tokens_scale for each in result.token_s]
+    stall_ms = [each * 1000 * setup.speed for each in result.longest_s]
     requests = [each.requests for each in counted]
     computed = [each.queries_tokens - each.hits_tokens for each in counted]
     return Row(
@@ -145,9 +160,26 @@ def _row(
         requests_cv=variation(requests),
         computed_busiest=busiest(computed),
         computed_cv=variation(computed),
+        prefills=setup.prefills,
+        token_p50_ms=round(percentile(token_ms, 0.5), 2),
+        token_p99_ms=round(percentile(token_ms, 0.99), 2),
+        stall_p50_ms=round(percentile(stall_ms, 0.5), 1),
+        stall_p99_ms=round(percentile(stall_ms, 0.99), 1),
+        good=good(result, token_ms, setup),
         late_p99_ms=round(percentile(late_s, 0.99) * 1000 * setup.speed, 2),
         idle=round(idle_share, 3),
         valid=scaled_time.is_valid(result, setup.speed, idle_share),
+    )
+
+
+def good(result: Result, token_ms: Sequence[float], setup: Setup) -> tuple[float, ...]:
+    """The share of all requests that met each of GOALS. A failed one meets none."""
+    first_s = [each * setup.speed - setup.first_token_excess_s for each in result.ttft_s]
+    answers = list(zip(first_s, token_ms, strict=True))
+    sent = max(1, result.requests + result.failed)
+    return tuple(
+        round(sum(first <= most_s and token <= most_ms for first, token in answers) / sent, 4)
+        for most_s, most_ms in GOALS
     )
 
 

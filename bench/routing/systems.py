@@ -65,13 +65,14 @@ async def _pinned(fleet: Fleet, sessions: Sequence[Session], _seed: int) -> Asyn
 def _kvgate(policy: str, gateways: int) -> Start:
     @asynccontextmanager
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
+        config = _CONFIG | fleet.config
         if fleet.redis_url is None:
             with running_gateways(
-                fleet.urls, gateways=gateways, policy=policy, config=_CONFIG, beside=fleet.beside
+                fleet.urls, gateways=gateways, policy=policy, config=config, beside=fleet.beside
             ) as cluster:
                 yield random_spread(cluster.gateway_urls, seed)
             return
-        config = _CONFIG | fleet.config | {"policy": {"name": policy}}
+        config |= {"policy": {"name": policy}}
         with before_light_replicas(gateways, fleet.urls, len(fleet.urls), fleet.redis_url, config) as started:
             yield random_spread([gateway.url for gateway in started], seed)
 

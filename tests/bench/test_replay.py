@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench.load import BLOCK_TOKENS, MODEL
+from bench.load import BLOCK_TOKENS, MODEL, Result
 from bench.replay.__main__ import main
+from bench.replay.fleet import Setup
+from bench.replay.measure import good
 from bench.replay.prompts import findable_tokens, sent_tokens, session
 from bench.replay.trace import BadTrace, TraceRequest, read_trace
 from bench.routing.systems import OURS
@@ -131,3 +133,26 @@ def test_a_small_recording_goes_through_real_gateways_and_finds_most_of_the_boun
     assert "the longest request has" in written_down["left_out"][0]
     assert "64 here for 512 of the recording" in written_down["scaling"][1]
     assert "3 replicas that hold 6 of the distinct blocks" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+def test_replicas_with_roles_answer_a_small_recording_and_find_most_of_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, out = written(tmp_path, conversations(groups=3, turns=4)), tmp_path / "out.json"
+    options = ["--prefills", "1", "--replicas", "3", "--caches", "6", "--busy", "0.1", "--per-s", "10"]
+    monkeypatch.setattr(sys, "argv", ["bench.replay", str(trace), *options, "--out", str(out)])
+    monkeypatch.setattr("bench.record.begin", lambda: None)
+    main()
+    together, apart = json.loads(out.read_text())["rows"]
+    assert (together["prefills"], apart["prefills"]) == (0, 1)
+    for found in (together, apart):
+        assert (found["requests"], found["failed"]) == (12, 0)
+        assert 0.6 < found["of_bound"] <= 1
+
+
+def test_a_goal_is_met_in_the_time_of_the_recording_and_not_by_failed_requests() -> None:
+    setup = Setup(replicas=8, held=1, tokens_scale=0.25, rate=1, speed=2, prefills=4)
+    result = Result(requests=3, failed=1, ttft_s=[2.4, 2.6, 10.1])
+    assert good(result, [40.0, 40.0, 40.0], setup) == (0.25, 0.5)
+    assert good(result, [40.0, 60.0, 40.0], setup) == (0.25, 0.25)
