@@ -12,7 +12,7 @@ moved at 50 Gbit/s.
 Other routers (bench/pair_routers.py) run with pairs only, as many side by side as there are gateways. Clients take
 turns between them. `--speed 0.5` makes all times of replicas and clients twice as long, for a busy machine; the output
 converts them back. The client's timer tells whether the machine kept up: `late` is the p99 of how late it rang,
-converted like all times.
+converted like all times. A run with more than 15 ms is disturbed, and `--attempts` repeats it. The last one counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench import pair_routers, record, tables
 from bench.cluster import running_gateways, running_replicas
 from bench.load import MODEL, at_random_times, percentile
 from bench.machine import IdleShare
-from bench.options import counts, names, positive
+from bench.options import count, counts, names, positive
 from bench.peers import DoesNotStart, running_peer
 
 REPLICAS = 8
@@ -45,11 +45,19 @@ ARGUMENTS = ("--nixl", "--prefill-tokens-per-s", "10000", "--decode-s-per-token"
 PROMPT_WORDS = (500, 4000)
 """A word has about two tokens."""
 ANSWER_TOKENS = 100
-CALM_S = 10.0
+CALM_S = 5.0
 """Before anything is measured."""
 TICK_S = 0.05
 """Of the timer that tells whether the machine keeps up."""
+LATE_MS = 15.0
+"""If the timer rings later, the machine has disturbed the run."""
 KVGATE = "kvgate"
+CONFIG = {
+    "hedge": {"max_share": 0},
+    # All share the processors, so whoever answers may have to wait for one.
+    "redis": {"budget_ms": 200},
+    "health": {"hang_s": 300, "timeout_s": 5},
+}
 
 
 @dataclass
@@ -152,7 +160,7 @@ def running(row: Row, proxy: Path | None) -> Iterator[list[str]]:
             running_gateways(
                 {sim.id: sim.url for sim in sims},
                 gateways=row.gateways,
-                config={"hedge": {"max_share": 0}},
+                config=CONFIG,
                 beside={sim.id: f"role={role}" for sim, role in zip(sims, roles, strict=True)},
             )
         )
@@ -215,6 +223,7 @@ def main() -> None:
     parser.add_argument("--systems", type=names((KVGATE, *pair_routers.NAMES)), default=[KVGATE])
     parser.add_argument("--proxy", type=Path, help="vLLM's toy_proxy_server.py")
     parser.add_argument("--speed", type=positive, default=1.0, help="divides the times of replicas and clients")
+    parser.add_argument("--attempts", type=count, default=1, help="runs of a cell, until none disturbs it")
     parser.add_argument("--install", action="store_true", help="install the other routers, and end")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -228,13 +237,16 @@ def main() -> None:
             found.leave_out(f"{what}: {why}")
             continue
         try:
-            with running(row, options.proxy) as urls:
-                asyncio.run(measured(urls, row, options.seconds))
+            for _ in range(options.attempts):
+                with running(row, options.proxy) as urls:
+                    asyncio.run(measured(urls, row, options.seconds))
+                found.console.print(*cells(row), sep=" | ")
+                if row.late_ms <= LATE_MS:
+                    break
         except DoesNotStart as error:
             found.leave_out(f"{what}: {error}")
             continue
         found.rows.append(row)
-        found.console.print(*cells(row), sep=" | ")
         found.save()
     shown = tables.table("Streams with long prompts, with and without pairs", WORDS, FIGURES)
     for row in found.rows:
