@@ -102,7 +102,7 @@ async def _replay(trace: Trace, spread: Spread, setup: Setup) -> tuple[Result, l
     """Sends each request at its time, whether earlier ones are answered or not. Also returns how late each was sent, in
     seconds. A failed request is counted and never repeated."""
     result, late_s = Result(), list[float]()
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S / min(1.0, setup.speed))
 
     async def ask(prompt: Session) -> None:
         body = {"model": MODEL, "max_tokens": prompt.max_tokens, "messages": list(prompt.turns[0])}
