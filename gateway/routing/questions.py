@@ -164,6 +164,8 @@ def why_unpaired(job: Job) -> str:
     route = job.route
     if job.endpoint.prompt not in _PAIRED or route.prompt is None:
         return "api"
+    if route.served.decode_only and job.endpoint.api == "anthropic":
+        return "api"  # servers that change their role take no messages
     may_not = {
         "pinned": bool(route.pinned),
         "policy": job.policy != DEFAULT_POLICY,
