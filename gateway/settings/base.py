@@ -30,7 +30,7 @@ def checked_labels(labels: dict[str, str]) -> dict[str, str]:
     """Raises ValueError if one that gateways understand is wrong."""
     role, port = labels.get(ROLE_LABEL), labels.get(BOOTSTRAP_PORT_LABEL)
     if role is not None and role not in ROLES:
-        raise ValueError(f"{ROLE_LABEL}: {role!r} is none of {', '.join(ROLES)}")
+        raise ValueError(f"{ROLE_LABEL}: {role!r} has to be {', '.join(ROLES[:-1])} or {ROLES[-1]}")
     if port is not None and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ValueError(f"{BOOTSTRAP_PORT_LABEL}: {port!r} is no port")
     return labels

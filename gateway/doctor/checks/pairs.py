@@ -62,17 +62,15 @@ def connectors(evidence: Evidence) -> Iterator[Result]:
     """Whether each replica with a role has the connector that gateways ask for, as far as its metrics tell."""
     said = _roles(evidence)
     protocol = next((each.pairs_protocol for each in evidence.gateways if each.pairs_protocol), "")
-    for replica in evidence.replicas() if protocol in ("nixl", "mooncake") else ():
+    for replica in evidence.replicas() if protocol else ():
         told = replica.transfers
         if said.get(replica.id) not in ("prefill", "decode") or not replica.answers:
             continue
         if isinstance(told, Unknown):
             yield Unchecked(replica.subject, "its connector for pairs", told.why)
         elif protocol not in told.connectors and (told.connectors or _tells_nixl(replica, protocol)):
-            has = " and ".join(sorted(told.connectors)) or "none of them"
-            yield OTHER_CONNECTOR.seen(
-                replica.subject, f"pairs.protocol is {protocol}, and its metrics are those of {has}"
-            )
+            has = f"are those of {' and '.join(sorted(told.connectors))}" if told.connectors else "show no connector"
+            yield OTHER_CONNECTOR.seen(replica.subject, f"pairs.protocol is {protocol}, and its metrics {has}")
 
 
 def legs(evidence: Evidence) -> Iterator[Result]:
@@ -103,7 +101,8 @@ CHECKS = (roles, connectors, legs, fetched)
 
 
 def _tells_nixl(replica: ReplicaEvidence, protocol: str) -> bool:
-    """Whether its metrics would show the connector: vLLM's front end in Rust and older versions' Mooncake do not."""
+    """Whether its metrics would show the connector: vLLM's front end in Rust, older versions' Mooncake and LMCache do
+    not."""
     return protocol == "nixl" and not isinstance(replica.cache, Unknown)
 
 

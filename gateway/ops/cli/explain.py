@@ -166,7 +166,8 @@ def _compared(record: dict[str, Any], replica: str) -> Iterator[str]:
     """What the next one would have cost."""
     costs = record.get("costs", [])
     if costs is None and record["why"] != "fallback":
-        yield "costs of others: not kept; they are kept for a part of the requests (decisions.cost_share)"
+        kept = "for a part of the requests (decisions.cost_share), and for all while kvgate watch or a console is open"
+        yield f"costs of others: not kept; they are kept {kept}"
     costs = costs or []
     own = [each for each in costs if each["replica"] == replica]
     others = [each for each in costs if each["replica"] != replica]
