@@ -30,8 +30,8 @@ class Streams:
         return dict(self._by_answer)
 
     def show(self) -> None:
-        """Prints them, if there were any."""
-        if total := self._by_answer.total():
+        """Prints them, if there were any. Those of gateways that were told to resume nothing do not count."""
+        if total := self._by_answer.total() - self._by_answer["off"]:
             yes = self._by_answer["yes"]
             print(f"{total:,} streams; {yes:,} ({yes / total:.1%}) could have gone on at another replica")
 
