@@ -11,8 +11,10 @@ from typing import Final
 ASK: Final = {"return_token_ids": True}
 """The field that asks vLLM for the token ids of the prompt and of the answer."""
 _MARKS: Final = {b'token_ids":[': b'token_ids":null', b'token_ids": [': b'token_ids": null'}
-"""How lists of ids begin, of a prompt's, too, and what stands there without them. Text cannot imitate them: inside a
-string, quotation marks have a backslash."""
+"""How lists of ids begin, and what stands there without them. Text cannot imitate them: inside a string, quotation
+marks have a backslash."""
+_NAMES = (b'"', b'"prompt_')
+"""How the names of these lists begin. Other names may end in the same way."""
 _OF_PROMPT = b'"prompt_token_ids":['
 _BEGINNING_BYTES = 2048
 """The ids of a prompt begin this early in a stream."""
@@ -31,7 +33,13 @@ def without_prompt_ids(data: bytes) -> tuple[bytes, bytes]:
 def without_ids(data: bytes) -> bytes:
     """A JSON text, or whole events, with null for each list of token ids: so vLLM says it if nobody has asked."""
     for mark, null in _MARKS.items():
-        first, *parts = data.split(mark)
-        if parts and b"]" in parts[-1]:
-            data = null.join([first, *[part[part.find(b"]") + 1 :] for part in parts]])
+        before, *parts = data.split(mark)
+        if not parts:
+            continue
+        kept = [before]
+        for part in parts:
+            end = part.find(b"]") if before.endswith(_NAMES) else -1
+            kept += (null, part[end + 1 :]) if end >= 0 else (mark, part)
+            before = part
+        data = b"".join(kept)
     return data

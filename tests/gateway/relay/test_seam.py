@@ -253,6 +253,19 @@ def test_what_is_kept_is_bounded(most_tokens: int, limit_bytes: int, why: str) -
     assert admission.held_bytes.taken == 0
 
 
+def test_a_blank_line_too_many_loses_no_token(admission: Admission) -> None:
+    recording = Recording(RECORDED[0])
+    found = []
+    for more in (b"", b"\n"):
+        sent = Sent(admission, 1000)
+        relay = recording.relay(sent)
+        for number, event in enumerate(recording.stream.split(b"\n\n")[:12]):
+            relay.feed(event + b"\n\n" + (more if number == 5 else b""))
+        progress = recording.read(sent).progress
+        found.append((progress.text, progress.ids))
+    assert found[0] == found[1]
+
+
 def test_a_completion_without_token_ids_goes_on_behind_its_text(admission: Admission) -> None:
     recorded = next(each for each in RECORDED if each["path"] == "/v1/completions")
     endpoint, stream, sent = endpoint_of(recorded["path"]), recorded["plain"].encode(), Sent(admission, 1000)

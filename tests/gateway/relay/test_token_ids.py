@@ -76,6 +76,9 @@ def test_long_lists_of_ids_are_taken_out_in_little_time() -> None:
 def test_what_only_names_token_ids_stays() -> None:
     for data in (b": token_ids\n\n", b'"token_ids"', b'{"token_ids"', b'{"token_ids":[1'):
         assert without_ids(data) == data
+    others = event({"choices": [{"stop_token_ids": [1]}]})
+    assert without_ids(others) == others
+    assert without_ids(b'[{"token_ids":[1]},{"token_ids":[2') == b'[{"token_ids":null},{"token_ids":[2'
     above = b": token_ids\r\nevent: chunk\r\n"
     assert without_ids(above + event(CHAT[1])) == above + event(hidden(CHAT[1]))
 
