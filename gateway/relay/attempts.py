@@ -239,9 +239,9 @@ class Attempts:
                 return
         could_serve = job.route.could_serve()
         if not failures or not any(self._fleet.is_ready(replica) for replica in could_serve):
-            has_prefills = self._fleet.has_prefills(job.route.backends)
+            only_prefills = self._fleet.has_only_prefills(job.route.backends)
             are_asleep = any(self._fleet.is_asleep(replica) for replica in could_serve)
-            raise no_replica(are_asleep=are_asleep, has_prefills=has_prefills)
+            raise no_replica(are_asleep=are_asleep, only_prefills=only_prefills)
         if (reason := failures[-1].reason) == NO_PREFILL:
             message = "Its replicas only decode, and none computes the prompt for them."
             raise ApiError(503, NO_REPLICA, message, headers={"retry-after": "1"})

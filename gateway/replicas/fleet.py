@@ -190,8 +190,10 @@ class Fleet:
         fleet = self._store.pool(member.pool).state
         return fleet is not None and fleet.is_exact(replica)
 
-    def has_prefills(self, backends: Backends) -> bool:
-        """Whether replicas are ready there that compute prompts for others."""
+    def has_only_prefills(self, backends: Backends) -> bool:
+        """Whether replicas are ready there that compute prompts for others, and none that decodes."""
+        if any(self.is_ready(replica) for backend in backends for replica in backend.replicas):
+            return False
         return any(self.is_ready(replica) for backend in backends for replica in backend.prefills)
 
     def ready_replicas(self) -> list[str]:

@@ -292,10 +292,10 @@ def _of_fallbacks(fleet: Fleet, offer: Offer) -> Backends:
     return tuple(replace(each, replicas={}, unshared={}, max_tokens={}) for each in backends)[:1]
 
 
-def no_replica(*, are_asleep: bool = False, has_prefills: bool = False) -> ApiError:
+def no_replica(*, are_asleep: bool = False, only_prefills: bool = False) -> ApiError:
     """A 503. It names no other reasons than sleep and roles, because reasons hold addresses, which only operators may
     see (GET /ready)."""
-    why = ": replicas of this model are asleep" if are_asleep else f": {NONE_DECODES}" if has_prefills else ""
+    why = ": replicas of this model are asleep" if are_asleep else f": {NONE_DECODES}" if only_prefills else ""
     message = f"No replica can serve this now{why}; /ready says {'more' if why else 'why'}."
     return ApiError(503, "no_replica", message, headers={"retry-after": "1"})
 

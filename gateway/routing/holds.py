@@ -82,7 +82,7 @@ class Holds:
             async with asyncio.timeout(route.held_since_s + hold_s - now_s):
                 await held.ready
         except TimeoutError:
-            why = f": {NONE_DECODES}" if self._fleet.has_prefills(route.backends) else ""
+            why = f": {NONE_DECODES}" if self._fleet.has_only_prefills(route.backends) else ""
             why = ", and replicas of it are asleep" if any(map(self._fleet.is_asleep, route.served.replicas)) else why
             message = f"No replica became ready for this model within {hold_s:g} s{why}."
             raise ApiError(503, "no_replica", message, headers={"retry-after": "5"}) from None

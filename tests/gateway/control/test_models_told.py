@@ -148,6 +148,21 @@ async def test_so_do_requests_of_a_model_whose_decoding_replicas_have_died(repli
             assert "Start one with the role decode or both" in answer.json()["error"]["message"]
 
 
+async def test_a_request_that_only_a_dead_replica_could_serve_hears_nothing_of_roles(
+    replicas: list[ScriptedReplica],
+) -> None:
+    decode = ScriptedReplica()
+    decode.cards = [V1]
+    async with decode.running():
+        listed = [
+            {"id": "prefill", "url": replicas[0].url, "labels": {ROLE_LABEL: "prefill"}},
+            {"id": "decode", "url": decode.url, "labels": {ROLE_LABEL: "decode"}},
+        ]
+        async with gateway_before(replicas[0], replicas=listed) as (gateway, _):
+            await eventually(lambda: len(gateway.fleet.ready_replicas()) == 2)
+            assert not gateway.fleet.has_only_prefills(gateway.fleet.backends("m"))
+
+
 async def test_a_model_that_only_its_fallback_answers_is_listed_and_a_misspelt_fallback_is_named(
     before: Staged, caplog: pytest.LogCaptureFixture
 ) -> None:
