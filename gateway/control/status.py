@@ -117,7 +117,7 @@ class Status:
             "backends_without_replicas": _some(states.without_replicas),
             "models_without_price": self._budgets.models_without_price(self.models())[:_MOST_NAMES],
             "weights": "approximate" if self._are_weights_approximate(states) else "",
-            "not_ready": fleet.problems() if ready else {},
+            "not_ready": fleet.problems(),
             "pairs_protocol": self._pairs_protocol if fleet.has_roles else "",
             "failing_prefills": _some(self._recent_legs.failing()),
             "draining": [member.id for member in fleet.targets if fleet.is_draining(member.id)],

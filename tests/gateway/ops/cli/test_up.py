@@ -303,7 +303,7 @@ async def test_status_says_why_gateways_do_not_use_a_replica_that_answers(kvgate
     config.write_text("health: {hang_s: 1}")
     assert kvgate.up("--detach", "--gateways", "2", "--replicas", "3", "--config", str(config)).returncode == 0
     cluster = kvgate.cluster()
-    stuck = cluster["replicas"][0]
+    stuck, *others = cluster["replicas"]
     stall(stuck["url"])
 
     def states() -> dict[str, tuple[str, str]]:
@@ -317,6 +317,13 @@ async def test_status_says_why_gateways_do_not_use_a_replica_that_answers(kvgate
         assert found[stuck["id"]] == ("not ready", "it has work, and shows no progress")
         assert found[f"agent-{stuck['id']}"] == ("ready", "")
         assert {answer.status_code for answer in answers} == {200}
+        for other in others:
+            stall(other["url"])
+        waiting = clients.map(lambda n: ask(cluster["url"], f"later question {n}"), range(6))
+        assert await wait_until(lambda: all(states()[each["id"]][0] == "not ready" for each in others), 20)
+        assert {states()[f"agent-{each['id']}"] for each in others} == {("ready", "")}
+        kvgate.run("down", "--state-dir", str(kvgate.state_dir))
+        del waiting
 
 
 class NotAnEngine(SilentHandler):
