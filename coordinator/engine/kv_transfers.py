@@ -11,8 +11,8 @@ import re
 from typing import Final, NamedTuple
 
 _SAMPLE: Final = re.compile(
-    r"\nvllm:(nixl|mooncake)_(xfer_time_seconds_count|num_kv_expired_reqs_total)(?:\{[^}\n]{0,8192}\})?"
-    r"[ \t]+([0-9.e+]{1,32})"
+    r"\nvllm:(nixl|mooncake)_(xfer_time_seconds_count|num_kv_expired_reqs_total)(?:\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*+\")*+\})?"
+    r"[ \t]+([0-9.e+-]{1,32})"
 )
 
 

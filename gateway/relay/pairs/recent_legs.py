@@ -19,8 +19,9 @@ _KEPT: Final = 20
 _LEAST: Final = 5
 """Fewer tell nothing."""
 _LATELY_S: Final = 3600.0
-_NOT_ITS_FAULT: Final = frozenset({"left", SWITCHED, "status_400", "status_413", "status_422"})
-"""The client left, the server has another role by now, or the request may be to blame."""
+_NOT_ITS_FAULT: Final = frozenset({"left", SWITCHED, "not_cut", "status_400", "status_413", "status_422"})
+"""The client left, the server has another role by now, or the request may be to blame: its first token may be its
+last one (`not_cut`)."""
 
 
 @dataclass(slots=True)
