@@ -30,6 +30,7 @@ def begin() -> None:
     """Makes SIGTERM unwind like Ctrl-C, so that every started process is stopped. Reads the commit now, because results
     come hours later and files may change meanwhile. Warns of a slow Python. The last line tells of the streams."""
     machine()
+    STREAMS.ask()
     atexit.register(STREAMS.show)
     if not is_optimised():
         print(_SLOW_PYTHON, file=sys.stderr)

@@ -11,18 +11,25 @@ import httpx
 
 _COUNT = re.compile(r'^kvgate_streams_total\{resumable="(\w+)"\} (\S+)$', re.MULTILINE)
 
+_PATIENCE_S = 2.0
+
 
 class Streams:
     """Those of all clusters of this run, as their gateways count them."""
 
     def __init__(self) -> None:
         self._by_answer = Counter[str]()
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Somebody wants to know, from now on."""
+        self._is_asked = True
 
     def read(self, urls: Iterable[str]) -> None:
         """Adds the counts of gateways that are about to stop. One that does not answer any more tells nothing."""
-        for url in urls:
+        for url in urls if self._is_asked else ():
             with suppress(httpx.HTTPError):
-                for answer, count in _COUNT.findall(httpx.get(f"{url}/metrics", timeout=10).text):
+                for answer, count in _COUNT.findall(httpx.get(f"{url}/metrics", timeout=_PATIENCE_S).text):
                     self._by_answer[answer] += round(float(count))
 
     def as_dict(self) -> dict[str, int]:

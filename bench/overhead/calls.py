@@ -35,8 +35,10 @@ def counted_calls(pids: Sequence[int]) -> Iterator[Calls]:
             yield calls
         finally:
             strace.send_signal(signal.SIGINT)
-            strace.communicate()
-        calls.count = total_of(table.read())
+            said = strace.communicate()[1]
+        if not (told := table.read()):
+            raise SystemExit(f"--calls: strace told nothing; it needs to be allowed to attach ({said.strip()})")
+        calls.count = total_of(told)
 
 
 def total_of(table: str) -> int:
