@@ -155,6 +155,7 @@ async def test_a_short_prompt_several_choices_and_what_decode_holds_are_computed
     await eventually(stage.is_idle)
 
 
+@pytest.mark.slow
 async def test_of_many_prompts_at_once_some_are_computed_where_they_are_decoded_instead_of_waiting(
     stage: Stage,
 ) -> None:
@@ -178,7 +179,7 @@ async def test_no_client_can_name_a_reference(stage: Stage) -> None:
     assert stage.counts() == before
 
 
-_LESS_TOLD = ("the prefill breaks off", "decode is frozen", "decode fails")
+_LESS_TOLD = ("all prefills are frozen", "the prefill breaks off", "decode is frozen", "decode fails")
 """They take as long, and tell little that the others do not."""
 
 
@@ -211,7 +212,7 @@ def trouble(stage: Stage, what: str) -> tuple[Callable[[], None], Callable[[], N
 @pytest.mark.parametrize(
     "what",
     [
-        *("the prefill is killed", "all prefills are frozen", "the prefill fails"),
+        *("the prefill is killed", "the prefill fails"),
         *("decode is killed", "decode breaks off", "Redis stands still"),
         *(pytest.param(each, marks=pytest.mark.slow) for each in _LESS_TOLD),
     ],
