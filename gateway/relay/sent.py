@@ -106,7 +106,8 @@ class Sent:
         """All events in their order: whole ones as objects; of those of the usual form the text, and the token ids (or
         the event's number) if there are any. Raises ValueError if an event is no JSON."""
         texts = []
-        for event in map(_without_breaks, bytes(self._kept).split(_END)):
+        for part in bytes(self._kept).split(_END):
+            event = part.lstrip(b"\n")  # it has one behind more than one blank line
             if event.startswith(_PARTS):
                 text, _, ids = event.partition(_PART)
                 texts.append(b"[%b,%b]" % (text, b"[%b]" % ids if ids else b"null"))
@@ -114,8 +115,3 @@ class Sent:
                 texts.append(data)
         found: list[Any] = orjson.loads(b"[" + b",".join(texts) + b"]")
         return [tuple(each) if isinstance(each, list) else each for each in found]
-
-
-def _without_breaks(event: bytes) -> bytes:
-    """An event behind more than one blank line begins with one."""
-    return event.lstrip(b"\n") if event.startswith(b"\n") else event

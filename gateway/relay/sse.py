@@ -93,7 +93,7 @@ class EventRelay:
         self._lessons = _LESSONS if ending_words and not self._has_many_choices else 0
         self._usual_start, self._usual_end = b"", b"none yet"
         """The bytes around what differs between the events of one choice: all but its delta, before its end."""
-        self._start_bytes = self._end_bytes = self._mark_bytes = 0
+        self._start_bytes = self._end_bytes = 0
         self._ids_mark, self._hidden_end = b"", b""
         """If token ids are taken out: what stands between the text and them, and the end of an event without them. In
         events of responses it stands before their number."""
@@ -204,8 +204,7 @@ class EventRelay:
                 self._sent.add_part(event[start:end], b"")
             return event
         text, mark, ids = event[start:end].partition(self._ids_mark)
-        is_one = ids.isdigit()
-        if len(text) <= _NO_TEXT_BYTES or not (is_one or (mark and b"]" not in ids)):
+        if len(text) <= _NO_TEXT_BYTES or not mark or b"]" in ids:
             return b""
         if self._sent is not None:
             self._sent.add_part(text, ids)
@@ -234,7 +233,7 @@ class EventRelay:
         else:  # nobody asks, or the engine does not tell
             self._ids_mark, self._usual_end = b"", event[at:]
         self._usual_start = event[:start]
-        self._start_bytes, self._end_bytes, self._mark_bytes = start, len(self._usual_end), len(self._ids_mark)
+        self._start_bytes, self._end_bytes = start, len(self._usual_end)
 
     def _learn_named(self, event: bytes) -> None:
         """The events of messages differ in their text only, those of responses in their numbers, too."""
@@ -245,7 +244,7 @@ class EventRelay:
         at, end = number.span(1) if number is not None else (text.end(), text.end())
         self._ids_mark, self._usual_end = event[text.end() : at], event[end:]
         self._usual_start = event[: text.start(1)]
-        self._start_bytes, self._end_bytes, self._mark_bytes = text.start(1), len(event) - end, at - text.end()
+        self._start_bytes, self._end_bytes = text.start(1), len(event) - end
 
     def _look_for_end(self, ready: bytes) -> None:
         if not self.saw_end:
