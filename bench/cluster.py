@@ -196,6 +196,13 @@ def running_cluster(
                 yield cluster
 
 
+def told_roles(replicas: Sequence[SimReplica], prefills: int) -> dict[str, str]:
+    """What gateways are told `beside` these replicas if so many only compute prompts, and the others decode. Nothing if
+    none does: then all do everything."""
+    roles = ["prefill"] * prefills + ["decode"] * (len(replicas) - prefills)
+    return {sim.id: f"role={role}" for sim, role in zip(replicas, roles, strict=True)} if prefills else {}
+
+
 @contextmanager
 def running_replicas(
     folder: Path, count: int, arguments: tuple[str, ...], command: tuple[str, ...] = _REPLICA_SIM

@@ -34,7 +34,7 @@ import httpx
 from rich.console import Console
 
 from bench import pair_routers, record, tables
-from bench.cluster import running_gateways, running_replicas
+from bench.cluster import running_gateways, running_replicas, told_roles
 from bench.load import MODEL, at_random_times, percentile
 from bench.machine import IdleShare
 from bench.options import count, counts, names, positive
@@ -155,13 +155,12 @@ def running(row: Row, proxy: Path | None) -> Iterator[list[str]]:
             router, urls = pair_routers.pair_router(row.system, prefills, proxy), [sim.url for sim in sims]
             yield [stack.enter_context(running_peer(router, urls, MODEL))[0] for _ in range(row.gateways)]
             return
-        roles = [*["prefill"] * prefills, *["decode"] * (REPLICAS - prefills)] if prefills else ["both"] * REPLICAS
         cluster = stack.enter_context(
             running_gateways(
                 {sim.id: sim.url for sim in sims},
                 gateways=row.gateways,
                 config=CONFIG,
-                beside={sim.id: f"role={role}" for sim, role in zip(sims, roles, strict=True)},
+                beside=told_roles(sims, prefills),
             )
         )
         yield cluster.gateway_urls

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.cluster import running_replicas
+from bench.cluster import running_replicas, told_roles
 from bench.load import BLOCK_TOKENS, MODEL
 from bench.replay.fleet import CONFIG, Setup
 from bench.replay.trace import Trace
@@ -27,7 +27,6 @@ _LEAST_TOKENS = 512
 @contextmanager
 def running_roles(setup: Setup, trace: Trace) -> Iterator[Fleet]:
     """New replicas with empty caches."""
-    prefills = setup.prefills or 0
     arguments = {
         "--speed": setup.speed,
         "--num-gpu-blocks": setup.capacity_tokens(trace) // BLOCK_TOKENS,
@@ -44,7 +43,6 @@ def running_roles(setup: Setup, trace: Trace) -> Iterator[Fleet]:
         tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder,
         running_replicas(Path(folder), setup.replicas, flat) as sims,
     ):
-        roles = [*["prefill"] * prefills, *["decode"] * (setup.replicas - prefills)] if prefills else []
-        beside = {sim.id: f"role={role}" for sim, role in zip(sims, roles, strict=False)}
+        beside = told_roles(sims, setup.prefills or 0)
         urls = {sim.id: sim.url for sim in sims}
         yield Fleet("simulated", urls, MODEL, BLOCK_TOKENS, setup.speed, config=config, beside=beside)

@@ -77,12 +77,12 @@ class Stage:
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]:
+def running(*arguments: str, config: dict[str, Any] = CONFIG) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]:
     roles = {name: "role=prefill" if name in PREFILLS else "role=decode" for name in (*PREFILLS, *DECODES)}
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
         running_replicas(Path(folder), len(roles), (*REPLICA_ARGUMENTS, *arguments)) as sims,
-        running_gateways({sim.id: sim.url for sim in sims}, gateways=3, config=CONFIG, beside=roles) as cluster,
+        running_gateways({sim.id: sim.url for sim in sims}, gateways=3, config=config, beside=roles) as cluster,
     ):
         for url in cluster.gateway_urls:
             wait_until(lambda url=url: len(httpx.get(f"{url}/ready").json()["replicas"]) == len(roles))

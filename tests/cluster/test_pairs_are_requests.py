@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import redis.asyncio as redis
 
-from bench.cluster import Cluster, SimReplica, running_gateways, running_replicas
+from bench.cluster import Cluster, SimReplica
 from gateway.tasks import Tasks
 from tests.api.stage import api_key, bearer
 from tests.cluster.clients import CHAT, last_event, prose, records_of
-from tests.cluster.test_pairs import DECODES, PREFILLS, REPLICA_ARGUMENTS, Stage, decision_of
+from tests.cluster.test_pairs import PREFILLS, Stage, decision_of, running
 from tests.gateway.simulator.pictures import data_url
-from tests.polling import eventually, wait_until
+from tests.polling import eventually
 
 EACH = 3
 """Requests that a replica serves at once."""
@@ -75,15 +73,8 @@ class KeyedStage(Stage):
 
 @pytest.fixture(scope="module")
 def pairs() -> Iterator[tuple[Cluster, dict[str, SimReplica]]]:
-    roles = dict.fromkeys(PREFILLS, "role=prefill") | dict.fromkeys(DECODES, "role=decode")
-    with (
-        tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
-        running_replicas(Path(folder), len(roles), (*REPLICA_ARGUMENTS, "--adapter", "french")) as sims,
-        running_gateways({sim.id: sim.url for sim in sims}, gateways=3, config=CONFIG, beside=roles) as cluster,
-    ):
-        for url in cluster.gateway_urls:
-            wait_until(lambda url=url: len(httpx.get(f"{url}/ready").json()["replicas"]) == len(roles))
-        yield cluster, {sim.id: sim for sim in sims}
+    with running("--adapter", "french", config=CONFIG) as started:
+        yield started
 
 
 @pytest.fixture
