@@ -173,7 +173,9 @@ class Load:
     async def _ask(self) -> None:
         loop = asyncio.get_running_loop()
         streams = self._rng.random() < 0.5
-        asking = _Asking(loop.time(), self._rng.randint(*(STREAM_TOKENS if streams else ANSWER_TOKENS)), streams)
+        # A fixed number of clients wait for each other's answers: long ones would make the queue grow without end.
+        tokens = STREAM_TOKENS if streams and not self._clients else ANSWER_TOKENS
+        asking = _Asking(loop.time(), self._rng.randint(*tokens), streams)
         body = self._body(self._rng.choice(self.contexts), asking.max_tokens, asking.streams)
         try:
             await self._send(asking, body)

@@ -98,9 +98,11 @@ connections stay open and silent. Redis' clock is stepped for KVGate's scripts a
 
 With `--waiting`, each replica takes {CAP} requests at once (`policy.max_active_requests`), and {CLIENTS} clients send
 more. A client sends its next request within {LONGEST_PAUSE_S:g} s after the end of its last one, and
-{IMPATIENT_AFTER_S:g} s after its start if it has not ended. So requests wait in KVGate's queue all the time
-(`queue.wait_s` is 60 s), about 11 of them, and 16 when a replica is away. One fault more, garbage-queue, strikes the
-keys of the queue itself. The following is counted in another way, or in addition.
+{IMPATIENT_AFTER_S:g} s after its start if it has not ended. Their streams have
+{ANSWER_TOKENS[0]} to {ANSWER_TOKENS[1]} tokens, as other answers have: with long ones, the queue would only grow.
+So requests wait in KVGate's queue all the time (`queue.wait_s` is 60 s), about 11 of them, and 16 when a replica is
+away. One fault more, garbage-queue, strikes the keys of the queue itself. The following is counted in
+another way, or in addition.
 
 **late**: what the queue explains is no lateness. Two replicas serve 16 waiting requests in {QUEUE_S:g} s. So an answer
 is late after {LATE_AFTER_S + QUEUE_S:g} s instead of {LATE_AFTER_S:g} s, and in the row of the replica that hangs after
