@@ -70,6 +70,7 @@ class Exchange:
         "raw_headers",
         "scheme",
         "stops_when_gone",
+        "subset",
         "task",
     )
 
@@ -105,6 +106,8 @@ class Exchange:
         """The task that answers. The connection starts it."""
         self.stops_when_gone = False
         """Whether `task` is cancelled when the client hangs up."""
+        self.subset: frozenset[str] | None = None
+        """The `host:port` of the replicas that it may go to; None if any."""
         self.added_headers: RawHeaders = ()
         """Of its answer, whoever gives it."""
         self.has_started = False
@@ -114,8 +117,7 @@ class Exchange:
         self._loop = loop
         self._held: bytes | bytearray = b""
         self._came_bytes = 0
-        self._has_all = False
-        self._is_paused = False
+        self._has_all = self._is_paused = False
         self._is_chunked = False
         self._unsent_head = b""
         """The head is sent with the first piece of the body, which saves a system call."""

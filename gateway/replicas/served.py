@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import Final
+from urllib.parse import urlsplit
 
 from coordinator.engine.facts import ModelCard, base_card
 from coordinator.subset import Subset
@@ -97,6 +98,15 @@ class ServedModel:
             self._fitting[names] = self._only(names)
         return self._fitting[names]
 
+    def within(self, endpoints: frozenset[str]) -> ServedModel | None:
+        """This model with only those of its replicas that are at one of these `host:port`; None if none is."""
+        names = frozenset(name for name, url in self.replicas.items() if endpoint_in(url) in endpoints)
+        if len(names) == len(self.replicas):
+            return self
+        if names and names not in self._fitting:
+            self._fitting[names] = self._only(names)
+        return self._fitting[names] if names else None
+
     def takes(self, tokens: int, refusing: Collection[str]) -> bool:
         """Whether a replica that is not in `refusing` takes a prompt and answer of so many tokens."""
         if tokens <= self._shortest_tokens and not refusing:
@@ -110,8 +120,22 @@ class ServedModel:
         return replace(self, replicas=replicas, unshared=unshared, max_tokens=lengths)
 
 
+def endpoint_in(url: str) -> str:
+    """The `host:port` of a URL, with its port also if that is the usual one."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{f'[{host}]' if ':' in host else host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
 Backends = tuple[ServedModel, ...]
 """The pools that serve one model name, each with its replicas; most names have one."""
+
+
+def within(backends: Backends, endpoints: frozenset[str] | None) -> Backends:
+    """The backends with only those of their replicas that are at one of these `host:port`. None: all."""
+    if endpoints is None:
+        return backends
+    return tuple(found for each in backends if (found := each.within(endpoints)) is not None)
 
 
 def served_names(members: Iterable[Member]) -> dict[str, Backends]:

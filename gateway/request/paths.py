@@ -38,6 +38,10 @@ class PathRules:
             return False
         return path.startswith("/v1/") or is_below(folded(path), REFUSED) or self._passes(path) or path in ENDPOINTS
 
+    def may_pass(self, path: str) -> bool:
+        """Whether a request that is none of an API may go to a replica as it came, if a proxy asks where."""
+        return _AMBIGUOUS.search(path) is None and not is_below(folded(path), (*self._denied, *REFUSED))
+
     def refuse(self, path: str) -> None:
         """Raises a 404 if the path must not reach a replica."""
         if path not in self._known and (why := self._why_refused(path)):

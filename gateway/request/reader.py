@@ -14,7 +14,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, TokenEstimator, TooManySteps
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.offers import Offer
-from gateway.replicas.served import NONE_DECODES, Backends
+from gateway.replicas.served import NONE_DECODES, Backends, within
 from gateway.request.admission import AdmissionSlot
 from gateway.request.job import Job
 from gateway.request.keyring import Caller, Keyring
@@ -112,7 +112,7 @@ class Reader:
             passed |= {name: headers[name] for name in _PASSED_WITHOUT_BODY if name in headers}
         target = upstream_target(exchange.path, exchange.query)
         session = headers.get(SESSION_HEADER, "")[:_MAX_SESSION_CHARS]
-        parsed, route = await self._parsed(head, caller, slot, body)
+        parsed, route = await self._parsed(head, caller, slot, body, exchange.subset)
         method = exchange.method
         return self._job(
             head, body, parsed, route, request_id, caller, policy, passed, method, target, session, is_traced
@@ -128,13 +128,13 @@ class Reader:
         return self._job(head, body, parsed, route, "explain", caller, policy, {})
 
     async def _parsed(
-        self, head: BodyHead, caller: Caller, slot: AdmissionSlot, body: Body
+        self, head: BodyHead, caller: Caller, slot: AdmissionSlot, body: Body, subset: frozenset[str] | None = None
     ) -> tuple[ParsedBody, Route]:
         """What the body says, and where it goes. From now on, the body for the replica is held."""
         found: list[tuple[Route, Backends]] = []
 
         def resolve_scopes(path: str, model: str | None, cache_salt: str | None) -> list[CacheScope]:
-            route = self._route(path, model, caller)
+            route = self._route(path, model, caller, subset)
             readable = (*route.backends, *self._fallbacks(route))
             found.append((route, readable))
             salt = self._keyring.cache_salt(caller, cache_salt)
@@ -211,12 +211,16 @@ class Reader:
             message = f"body: too many large bodies are read before it; it waited for {_TURN_S:g} s. Retry shortly."
             raise ApiError(429, "gateway_overloaded", message, "body", {"retry-after": "1"}) from None
 
-    def _route(self, path: str, model: str | None, caller: Caller) -> Route:
-        """To the first backend of its model. Raises what `resolve_model` raises."""
+    def _route(self, path: str, model: str | None, caller: Caller, subset: frozenset[str] | None) -> Route:
+        """To the first backend of its model. With a `subset`, no other model answers in its place. Raises what
+        `resolve_model` raises, and a 503 if no replica of the model is in the subset."""
         placed_as = model if model is not None else self._fleet.only_base_model()
         offer = self._fleet.offers.get(placed_as or "")
         backends = resolve_model(self._fleet, model, path, caller)
-        return Route(placed_as, backends, offer, backends[0], offer.fallback if offer is not None else ())
+        fallbacks = offer.fallback if offer is not None and subset is None else ()
+        if not (allowed := within(backends, subset)):
+            raise not_in_subset()
+        return Route(placed_as, allowed, offer, allowed[0], fallbacks, subset)
 
     def _fallbacks(self, route: Route) -> Backends:
         """The backends of the models that may answer in the place of the request's own, if that has no ready replica
@@ -290,6 +294,12 @@ def _of_fallbacks(fleet: Fleet, offer: Offer) -> Backends:
     """Of a model that nobody serves: without a replica, so that it is not placed there by itself."""
     backends = (each for told in offer.fallback for each in fleet.backends(told.model))
     return tuple(replace(each, replicas={}, unshared={}, max_tokens={}) for each in backends)[:1]
+
+
+def not_in_subset() -> ApiError:
+    """A 503 for a request whose proxy allows other endpoints only."""
+    message = "No replica of this model is among the endpoints that the proxy allows for this request."
+    return ApiError(503, "no_replica_in_subset", message, headers={"retry-after": "1"})
 
 
 def no_replica(*, are_asleep: bool = False, only_prefills: bool = False) -> ApiError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gateway.prompt import Prompt
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.offers import Offer
-from gateway.replicas.served import Backends, ServedModel
+from gateway.replicas.served import Backends, ServedModel, within
 from gateway.settings.model_settings import FallbackSettings
 
 
@@ -27,6 +27,8 @@ class Route:
     """The backend that it goes to, with only those of its replicas that can take its prompt and answer."""
     fallbacks: tuple[FallbackSettings, ...] = ()
     """The models that may answer in the place of its own, and were not tried."""
+    subset: frozenset[str] | None = None
+    """The `host:port` of the replicas that it may go to; None if any."""
     option: str = ""
     """The backend of the offer that was chosen for it; "" before."""
     prompt: Prompt | None = None
@@ -79,7 +81,7 @@ class Route:
 
     def backends_of(self, fleet: Fleet) -> Backends:
         """Those that could serve it now."""
-        backends = fleet.backends(self.placed_as)
+        backends = within(fleet.backends(self.placed_as), self.subset)
         return tuple(each for each in backends if each.backend == self.served.backend) if self.stays else backends
 
     def for_rest(self) -> Route:
