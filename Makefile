@@ -49,7 +49,7 @@ install: $(INSTALLED)
 
 lock: install
 	@$(PIP_INSTALL) uv
-	@echo 'setuptools>=77' | $(LOCK) pyproject.toml - >.venv/lock-of-image
+	@echo 'setuptools>=77' | $(LOCK) --extra picker pyproject.toml - >.venv/lock-of-image
 	@echo 'setuptools>=77' | $(LOCK) --extra dev --extra oldest-redis pyproject.toml - >.venv/lock-of-ci
 	@$(ONE_LINE_EACH) .venv/lock-of-image >$(LOCK_OF_IMAGE)
 	@$(ONE_LINE_EACH) .venv/lock-of-ci >$(LOCK_OF_CI)

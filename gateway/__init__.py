@@ -1,7 +1,7 @@
 """The gateway: HTTP in, HTTP out.
 
-KVGate is four programs and one shared state. The shared state, and the agent beside a replica, are in coordinator/. The
-rooms of this package (a file or a folder each) are the other three.
+KVGate is five programs and one shared state. The shared state, and the agent beside a replica, are in coordinator/. The
+rooms of this package (a file or a folder each) are the other four.
 
 What a gateway runs, in the order in which a request meets it:
 
@@ -32,6 +32,10 @@ And beside requests:
     deadlines    time limits of requests, with one timer for all
     tasks        background tasks: keeps them, logs their failures, cancels them on close
     logs         structured logs without prompts, keys or headers
+
+In the place of HTTP, for other gateways:
+
+    picker/      answers Envoy's calls: where a request goes (`kvgate picker`)
 
 What operators run:
 

@@ -45,7 +45,7 @@ from gateway.metrics.store_metrics import StoreMetrics
 from gateway.records.file_keys import FileKeys
 from gateway.records.record import Signer
 from gateway.records.record_book import RecordBook
-from gateway.relay.attempt import Attempt
+from gateway.relay.attempt import Attempt, Sends
 from gateway.relay.attempts import Attempts
 from gateway.relay.audit import Audit
 from gateway.relay.charges import Charges
@@ -95,6 +95,7 @@ class Gateway:
     findings: Findings | None = None
     history: History | None = None
     asking: Asking | None = None
+    _attempt_of: type[Attempt] = Attempt
 
     def __init__(
         self,
@@ -256,12 +257,12 @@ class Gateway:
             metrics=metrics,
             tasks=self.tasks,
         )
-        return Attempt(
+        return self._attempt_of(
             settings.timeouts,
             fleet=fleet,
             failures=self.router.failures,
             outgoing=outgoing,
-            upstream=self.upstream,
+            upstream=self._far_end(),
             moves=self.moves,
             elsewhere=self.elsewhere,
             prefill_legs=self.prefill_legs,
@@ -272,6 +273,10 @@ class Gateway:
             metrics=metrics,
             deadlines=deadlines,
         )
+
+    def _far_end(self) -> Sends:
+        """Where clients' requests are sent to."""
+        return self.upstream
 
     def _proxy(self, keyring: Keyring, objects: StoredObjects, attempts: Attempts, recorder: Recorder) -> Proxy:
         """What answers requests to replicas' paths."""
@@ -474,8 +479,14 @@ class App:
     """The application that uvicorn runs. It builds the gateway inside the running event loop (ASGI's lifespan)."""
 
     def __init__(
-        self, settings: GatewaySettings, certificates: Certificates, otel: OtelVariables, files: ConfigFiles
+        self,
+        settings: GatewaySettings,
+        certificates: Certificates,
+        otel: OtelVariables,
+        files: ConfigFiles,
+        make: type[Gateway] = Gateway,
     ) -> None:
+        self._make = make
         self._made_of = settings, certificates, otel, files
         self._is_asked = False
         self.gateway: Gateway | None = None
@@ -488,7 +499,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "lifespan"  # requests come to `answer`
         await receive()
-        gateway = Gateway(*self._made_of)
+        gateway = self._make(*self._made_of)
         try:
             await gateway.start()
             self.gateway = gateway

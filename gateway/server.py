@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.access_log import check_target
-from gateway.app import App
+from gateway.app import App, Gateway
 from gateway.http.protocol import Handler, HttpProtocol
 from gateway.logs import configure
 from gateway.reload import ConfigFiles, tell_doubts
@@ -129,14 +129,14 @@ def protocols(handle: Handler, write_s: Callable[[], float]) -> type[asyncio.Pro
     return cast("type[asyncio.Protocol]", make)
 
 
-def serve(settings: GatewaySettings, otel: OtelVariables, files: ConfigFiles) -> None:
+def serve(settings: GatewaySettings, otel: OtelVariables, files: ConfigFiles, make: type[Gateway] = Gateway) -> None:
     """Run one gateway until a signal stops it. `settings` are those in `files`. Raises OSError if a port is taken,
     CannotWrite for an access log, BadCertificate."""
     configure(settings.log, gateway=settings.id)
     tell_doubts(files.doubts(settings))
     check_target(settings.log.access_log)
     certificate = of_listener(settings.tls)
-    app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)), otel, files)
+    app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)), otel, files, make)
     config = uvicorn.Config(
         app,
         loop="uvloop",

@@ -60,6 +60,9 @@ _IMPORTED = (
 )
 """What processes import late, besides all modules of `_PACKAGES`."""
 _PACKAGES = ("coordinator", "gateway")
+_NOT_FORKED = "gateway.picker"
+_PICKER = (*KVGATE, "picker")
+"""gRPC does not survive a fork, so a picker is started as always, and imports it by itself."""
 _BOUND = (*_PYTHON, "-m", "gateway.ops.local.bound_process")
 """With the pid of its parent and another command: runs that until the parent ends."""
 _CONSTANTS = "TESTED_CONSTANTS"
@@ -82,7 +85,8 @@ class ForkedPopen(subprocess.Popen[Any]):
         command = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(each) for each in args]
         parent, command = _parent_of(command)
         unset, command = _unset_by(command)
-        if not any(tuple(command[: len(program)]) == program for program in _PROGRAMS):
+        is_picker = tuple(command[: len(_PICKER)]) == _PICKER
+        if is_picker or not any(tuple(command[: len(program)]) == program for program in _PROGRAMS):
             super()._execute_child(args, *details)  # type: ignore[misc]
             return
         _, _, _, pass_fds, cwd, env, _, _, _, *pipes = details
@@ -250,10 +254,10 @@ def _prepare() -> None:
 
 
 def _modules() -> Iterator[str]:
-    """The modules of `_PACKAGES`, but for those that run when they are imported."""
+    """The modules of `_PACKAGES`, but for those that run when they are imported, or must not be forked."""
     for package in map(importlib.import_module, _PACKAGES):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith("__main__"):
+            if not module.name.endswith("__main__") and not module.name.startswith(_NOT_FORKED):
                 yield module.name
 
 

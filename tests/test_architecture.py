@@ -37,6 +37,7 @@ LAYERS = (
     "gateway.control gateway.doctor",
     "gateway.console",
     "gateway.app",
+    "gateway.picker",
     "gateway.server",
     "gateway.ops",
 )

@@ -11,7 +11,7 @@ from gateway.ops.interrupts import silent_interrupts
 
 def main() -> None:
     """Run the command."""
-    if sys.argv[1:2] == ["gateway"]:
+    if sys.argv[1:2] in (["gateway"], ["picker"]):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with silent_interrupts():
         from gateway.ops.cli import main as run

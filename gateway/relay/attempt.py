@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from coordinator.registry import ASLEEP
 from gateway.deadlines import Deadlines, Limit
@@ -42,7 +42,21 @@ from gateway.request.job import Job
 from gateway.routing.failures import ReplicaFailures
 from gateway.routing.ticket import Ticket
 from gateway.settings.limit_settings import TimeoutSettings
-from gateway.upstream import Answer, Upstream, UpstreamError
+from gateway.upstream import Answer, Buffer, UpstreamError
+
+
+class Sends(Protocol):
+    """Where requests are sent to: see Upstream."""
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: Sequence[Buffer] = (),
+        has_effects: bool = False,
+    ) -> Answer: ...
 
 
 class Attempt:
@@ -55,7 +69,7 @@ class Attempt:
         fleet: Fleet,
         failures: ReplicaFailures,
         outgoing: Outgoing,
-        upstream: Upstream,
+        upstream: Sends,
         moves: Moves,
         elsewhere: Elsewhere,
         prefill_legs: PrefillLegs,

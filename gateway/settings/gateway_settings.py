@@ -37,6 +37,7 @@ from gateway.settings.limit_settings import (
     TimeoutSettings,
 )
 from gateway.settings.model_settings import ModelSettings, check_models
+from gateway.settings.picker_settings import PickerSettings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 from gateway.settings.queue_settings import NO_LIMITS, AccountLimitSettings, QueueSettings, TenantSettings
 from gateway.settings.tracing_settings import TracingSettings
@@ -53,7 +54,7 @@ OVERRIDES = {
     "KVGATE_REPLICA_TLS_KEY": ("replica_tls", "key"),
     "KVGATE_ID": ("id",),
 }
-_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "tls", "replica_tls", "log", "tracing"})
+_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "tls", "replica_tls", "log", "tracing", "picker"})
 
 _ORIGIN = re.compile(r"https?://([a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\])(:\d{1,5})?")
 _OF_REPLICAS_TOO = {"id", "redis"}
@@ -253,6 +254,7 @@ class GatewaySettings(Section):
     log: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()
     tracing: TracingSettings = TracingSettings()
+    picker: PickerSettings = PickerSettings()
 
     @model_validator(mode="after")
     def _priorities_are_bands(self) -> Self:
@@ -277,6 +279,19 @@ class GatewaySettings(Section):
     def _ports_differ(self) -> Self:
         if self.shared_port == self.port:
             raise ValueError("shared_port must differ from port; leave it out where each host has one gateway")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_have_one_source(self) -> Self:
+        if self.picker.tenant is None:
+            return self
+        if self.security.api_keys:
+            raise ValueError("picker.tenant: who calls is told by the proxy or by security.api_keys, not by both")
+        if self.security.cache_salt_secret is None and not self.security.share_cache:
+            raise ValueError(
+                "picker.tenant needs security.cache_salt_secret, or tenants could probe each other's cache; or "
+                "security.share_cache: true if all tenants trust each other"
+            )
         return self
 
     def finds_replicas(self) -> bool:

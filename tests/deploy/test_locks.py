@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OF_IMAGE, OF_CI = ROOT / "deploy" / "docker" / "requirements.txt", ROOT / ".ci" / "requirements.txt"
 DEV = PROJECT["optional-dependencies"]["dev"] + PROJECT["optional-dependencies"]["local"]
+PICKER = PROJECT["optional-dependencies"]["picker"]
 OURS = "kvgate"
 
 
@@ -25,7 +26,8 @@ def pinned(file: Path) -> list[Requirement]:
 
 
 @pytest.mark.parametrize(
-    ("file", "wanted"), [(OF_IMAGE, PROJECT["dependencies"]), (OF_CI, [*PROJECT["dependencies"], *DEV])]
+    ("file", "wanted"),
+    [(OF_IMAGE, [*PROJECT["dependencies"], *PICKER]), (OF_CI, [*PROJECT["dependencies"], *DEV, *PICKER])],
 )
 def test_each_dependency_is_pinned_to_a_version_that_is_allowed(file: Path, wanted: list[str]) -> None:
     found: dict[str, list[str]] = {}

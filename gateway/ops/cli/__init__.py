@@ -51,6 +51,7 @@ _COMMANDS = (
     keys.audit,
     doctor.doctor,
     serve.gateway,
+    serve.picker,
     follow.agent,
     serve.replica_sim,
     replica.replica_command,

@@ -54,9 +54,36 @@ def gateway(config: ConfigFile) -> None:
       KVGATE_ID=gw7 KVGATE_REDIS_URL=rediss://redis:6379 \\
           kvgate gateway --config gw.yaml
     """
+    _serve(config, is_picker=False)
+
+
+def picker(config: ConfigFile) -> None:
+    """Run one endpoint picker for Envoy and other gateways, until SIGTERM.
+
+    It answers the ext_proc calls of Envoy, Istio, GKE's Gateway or agentgateway
+    (docs/picker.md): they send a request where it says. It places requests as a
+    gateway does, in the same Redis, and any number of pickers and gateways run
+    side by side. It takes a gateway's configuration; the section `picker` has its
+    own fields. It also answers what a gateway answers, on `port`: /metrics, /ready.
+    It needs some packages more: pip install 'kvgate[picker]'.
+
+    \b
+    Examples:
+      kvgate picker --config configs/gateway.yaml
+      KVGATE_ID=picker1 kvgate picker --config gw.yaml --config picker.yaml
+    """
+    try:
+        import gateway.picker.gateway  # noqa: F401 - to say at once what is missing
+    except ImportError as error:
+        raise CommandError(f"{error.name} is missing: pip install 'kvgate[picker]'") from None
+    _serve(config, is_picker=True)
+
+
+def _serve(config: list[Path], *, is_picker: bool) -> None:
     import os
 
     with long_lived_imports():
+        from gateway.app import Gateway
         from gateway.reload import ConfigFiles
 
         files = ConfigFiles(config, os.environ, contradictions_in)
@@ -67,8 +94,11 @@ def gateway(config: ConfigFile) -> None:
         from gateway.tracing.otel_variables import BadVariable
         from gateway.tracing.tracing import variables_for
 
+    make = Gateway
+    if is_picker:
+        from gateway.picker.gateway import PickingGateway as make  # noqa: N813
     try:
-        serve(settings, variables_for(settings.tracing, os.environ), files)
+        serve(settings, variables_for(settings.tracing, os.environ), files, make)
     except (BadCertificate, BadVariable, CannotWrite) as error:
         raise CommandError(str(error)) from None
     except OSError as error:

@@ -1,0 +1,161 @@
+"""A gateway that also answers the calls of other gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import grpc
+
+from gateway.app import Gateway
+from gateway.errors import ApiError
+from gateway.http.asgi import run_asgi
+from gateway.http.exchange import Exchange
+from gateway.picker import words
+from gateway.picker.call import CURRENT, EnvoyCall
+from gateway.picker.far_end import FarEnd, endpoint_of
+from gateway.picker.passing import PassingAttempt
+from gateway.picker.service import Service
+from gateway.relay.proxy import Identify
+from gateway.relay.reply import request_id
+from gateway.replicas.served import endpoint_in
+from gateway.request.keyring import Caller
+from gateway.request.reader import no_replica, not_in_subset
+from gateway.settings.gateway_settings import GatewaySettings
+
+_MODELS = "/v1/models"
+
+
+class PickingGateway(Gateway):
+    """A gateway for clients, and a picker for proxies."""
+
+    _attempt_of = PassingAttempt
+
+    async def start(self) -> None:
+        self._fit(self.settings)
+        await super().start()
+        self.service = Service(self.settings.picker, self.pick)
+        await self.service.start()
+        self.tasks.spawn(self.service.follow(lambda: self.status.readiness()[0]), "health service")
+
+    async def stop(self) -> None:
+        await self.service.stop(self.settings.timeouts.grace_s)
+        await super().stop()
+
+    def _use(self, settings: GatewaySettings) -> None:
+        super()._use(settings)
+        self._fit(settings)
+
+    def _fit(self, settings: GatewaySettings) -> None:
+        """Envoy takes one answer, and none before the replica's: so nobody hedges, and no comments keep a stream
+        alive."""
+        self.hedges.use(settings.hedge.model_copy(update={"max_share": 0.0}))
+        queue = settings.queue.model_copy(update={"keep_alive_s": 0.0})
+        self.attempts.use(settings.model_copy(update={"queue": queue}))
+
+    def _far_end(self) -> FarEnd:
+        key = self.settings.security.replica_api_key
+        return FarEnd(self.upstream, key.get_secret_value() if key else None)
+
+    async def pick(self, context: Any) -> None:
+        """Answer one call. A call that fails does not end well: Envoy would send its request anywhere."""
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        if first.WhichOneof("of") != "request_headers":
+            why = "the call does not begin with the request's headers: set request_header_mode to SEND"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        try:
+            head = words.read_head(first, self.settings.picker.trusts_subset_header)
+            if self._is_own(head):
+                await self._answer(context, first, head)
+            else:
+                await pass_on(context, await self._any_endpoint(head))
+        except ApiError as error:
+            await context.write(words.immediate(error.status, [(b"content-type", b"application/json")], error.body()))
+
+    def _is_own(self, head: words.RequestHead) -> bool:
+        """Whether it is a request that gateways know: for replicas, for the list of models, what a browser asks before
+        one; or one that they refuse."""
+        path, paths = _path(head), self.reader.paths
+        is_known = path == _MODELS or head.method == "OPTIONS"
+        return is_known or paths.is_for_replicas(head.method, path) or not paths.may_pass(path)
+
+    async def _answer(self, context: Any, first: Any, head: words.RequestHead) -> None:
+        call = EnvoyCall(context, asyncio.get_running_loop(), head)
+        exchange = call.exchange
+        exchange.path, exchange.subset = _path(head), head.subset
+        exchange.task = self.tasks.spawn(self._run(call, first), "call")
+        reading = self.tasks.spawn(call.read(), "call's reader")
+        writing = self.tasks.spawn(call.write_all(), "call's writer")
+        try:
+            await call.over
+        finally:
+            reading.cancel()
+            writing.cancel()
+            call.leave()
+        if not exchange.is_answered and not exchange.is_gone:
+            await context.abort(grpc.StatusCode.INTERNAL, "the answer broke off")
+
+    async def _run(self, call: EnvoyCall, first: Any) -> None:
+        CURRENT.set(call)
+        exchange = call.exchange
+        try:
+            if self.cors.answers(exchange):
+                return
+            if exchange.path == _MODELS:
+                own_id = (b"x-request-id", request_id(exchange.headers).encode())
+                await run_asgi(self.control, exchange, [own_id])
+            else:
+                await self.proxy(exchange, self._identify_by(first))
+        finally:
+            if not exchange.is_answered:
+                call.finish()
+
+    def _identify_by(self, first: Any) -> Identify | None:
+        """Who calls, by what the proxy says; None if API keys tell it."""
+        told = self.settings.picker.tenant
+        if told is None:
+            return None
+
+        async def identify(exchange: Exchange) -> Caller:
+            tenant = (
+                words.metadata_value(first, told.metadata)
+                if told.metadata
+                else exchange.headers.get(told.header or "", "")
+            )
+            if not tenant:
+                raise ApiError(401, "tenant_unknown", "The proxy does not say which tenant sends this request.")
+            return Caller(tenant, self.settings.security.expose_decisions, id=tenant, account=tenant)
+
+        return identify
+
+    async def _any_endpoint(self, head: words.RequestHead) -> str:
+        """A ready replica for a request that is none of an API. Raises a 503."""
+        urls = [self.fleet.members[name].url for name in self.fleet.ready_replicas()]
+        if not urls:
+            raise no_replica()
+        if head.subset is not None:
+            urls = [url for url in urls if endpoint_in(url) in head.subset]
+        if not urls:
+            raise not_in_subset()
+        return await endpoint_of(random.choice(urls))
+
+
+def _path(head: words.RequestHead) -> str:
+    """A slash at the end means nothing, as in Gateway.answer."""
+    return head.path.removesuffix("/") if len(head.path) > 1 else head.path
+
+
+async def pass_on(context: Any, endpoint: str) -> None:
+    """The request goes to this endpoint, and nothing of it or of its answer changes."""
+    await context.write(words.passed_on(endpoint))
+    while (message := await context.read()) is not grpc.aio.EOF:
+        kind = message.WhichOneof("of")
+        if kind not in ("request_body", "response_body"):
+            await context.write(words.unchanged(kind))
+            continue
+        body = getattr(message, kind)
+        for piece in words.bodies(kind, body.body, is_last=body.end_of_stream):
+            await context.write(piece)

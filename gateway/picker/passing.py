@@ -1,0 +1,103 @@
+"""Answers that Envoy passes without showing them (`response_body_mode: NONE`): the picker sees their heads only.
+
+So nothing of an answer can be changed or learned: its usage, its end, whether it was complete. Envoy's call ends with
+the head, so that the answer outlives the picker. A stream's load is held for as long as its engine takes for an answer
+of its usual length, and it is charged for the tokens of that time. Any other answer was generated when its head came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+from gateway.picker.call import CURRENT
+from gateway.relay.attempt import Attempt
+from gateway.relay.held import HeldBytes
+from gateway.relay.prefill_legs import NoLeg, PrefillLeg
+from gateway.relay.reply import Reply
+from gateway.relay.retries import RETRIED_STATUSES, Failure
+from gateway.relay.tries import Tries
+from gateway.request.job import Job
+from gateway.routing.ticket import Ticket
+from gateway.upstream import Answer, UpstreamError
+
+_ASSUMED_TOKENS, _ASSUMED_TOKENS_PER_S = 200.0, 50.0
+"""Of an answer, and of one sequence, until an engine has told."""
+
+
+class PassingAttempt(Attempt):
+    """An attempt of a picker."""
+
+    def __init__(self, *timeouts: Any, **parts: Any) -> None:
+        super().__init__(*timeouts, **parts)
+        self.is_over = asyncio.Event()
+        """Set when the picker stops: then no load is held any more."""
+
+    async def _sent(
+        self, job: Job, tries: Tries, reply: Reply, held: HeldBytes, leg: PrefillLeg | NoLeg
+    ) -> Failure | None:
+        call = CURRENT.get()
+        if call is None or call.is_sent or call.head.shows_answers:
+            return await super()._sent(job, tries, reply, held, leg)
+        if (kept := await self._kept_back(job, tries, leg.given)) is not None:
+            return kept
+        job = job._replace(is_usage_open=False, asks_ids=False)  # nobody takes out of the answer what these add
+        ticket, answer = tries.ticket, None
+        try:
+            with (
+                self._deadlines.within(self._first_byte_s if job.stream else None, reply.task) as limit,
+                self._waiting(job, tries, limit) as waiting,
+            ):
+                leg.waits(waiting)
+                ticket.sent_s = time.monotonic()
+                body, headers = self._outgoing.body(job, ticket, leg.given), self._outgoing.headers(job, ticket)
+                target = self._outgoing.target(job, ticket)
+                answer = await self._upstream.send(job.method, ticket.url, target, headers, body, job.has_effects)
+                leg.taken()
+            if answer.status in RETRIED_STATUSES:
+                call.abort()
+                return self._noted(ticket, Failure(f"status_{answer.status}", answer.status))
+            await self._passed(job, tries, reply, answer)
+            return None
+        except UpstreamError as error:
+            return self._broke(job, ticket, answer, error)
+        except TimeoutError:
+            return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
+        finally:
+            if answer is not None:
+                answer.close()
+
+    async def _passed(self, job: Job, tries: Tries, reply: Reply, answer: Answer) -> None:
+        """The answer passes. Holds its load for as long as it takes."""
+        ticket = tries.ticket
+        streamed = answer.status == HTTPStatus.OK and answer.is_event_stream
+        if not streamed:
+            ticket.answered_s = time.monotonic()
+        self._taken(job, tries, answer, streamed, reply)
+        if streamed:
+            reply.start_stream(answer)
+            if job.endpoint.computes_prompt:
+                ticket.first_token()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._takes_s(job, ticket)):
+                        await self.is_over.wait()
+        else:
+            reply.start_body(answer, answer.content_length)
+        if answer.status < HTTPStatus.BAD_REQUEST:
+            self._charges.untold(job, ticket)
+            self._failures.ended_well(ticket)
+        reply.end()
+        ticket.done()
+
+    def _takes_s(self, job: Job, ticket: Ticket) -> float:
+        """How long a stream's engine generates it, by what the engine has told of the answers before."""
+        member = self._fleet.members.get(ticket.replica)
+        figures = member.facts.figures if member is not None else {}
+        answers = figures.get("first_tokens", 0)
+        tokens = figures.get("generated_tokens", 0) / answers if answers else _ASSUMED_TOKENS
+        if job.max_output_tokens is not None:
+            tokens = min(tokens, job.max_output_tokens / job.choices)
+        return tokens / ((member.tokens_per_s if member is not None else 0) or _ASSUMED_TOKENS_PER_S)

@@ -1,0 +1,38 @@
+"""What `kvgate picker` needs beside a gateway's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.settings.base import Port, Section
+from gateway.settings.certificate_settings import CertificateSettings, PemFile
+
+_Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=2, max_length=8)]
+_Header = Annotated[str, Field(pattern=r"^[a-z0-9!#$%&'*+.^_|~-]+$")]
+
+
+class PickerTlsSettings(CertificateSettings):
+    client_ca: PemFile | None = None
+
+
+class PickerTenantSettings(Section):
+    """Where the proxy says which tenant it has authenticated."""
+
+    metadata: _Words | None = None
+    header: _Header | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.metadata is None) == (self.header is None):
+            raise ValueError("give one of metadata and header")
+        return self
+
+
+class PickerSettings(Section):
+    host: Annotated[str, Field(min_length=1)] = "0.0.0.0"
+    port: Port = 9002
+    tls: PickerTlsSettings | Literal["self-signed", "off"] = "self-signed"
+    trusts_subset_header: bool = False
+    tenant: PickerTenantSettings | None = None
