@@ -126,7 +126,7 @@ def test_only_upstream_speaks_to_replicas() -> None:
     assert servers == {"gateway/ops/agent_control.py"}
     speakers = {name for library in ("httptools", "httpx") for name in importers(library, ("gateway",))}
     others = ("gateway/http/", "gateway/ops/", "gateway/doctor/")
-    to_no_replica = {"gateway/replicas/discovery/kubernetes.py"}
+    to_no_replica = {"gateway/replicas/discovery/api_server.py"}
     assert {name for name in speakers if not name.startswith(("gateway/upstream/", *others))} == to_no_replica
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.replicas.discovery import kubernetes
+from gateway.replicas.discovery import api_server
 from gateway.replicas.discovery.kubernetes import EndpointSlices
 from gateway.replicas.discovery.source import SourceDown
 from gateway.settings.discovery_settings import KubernetesSettings
@@ -107,7 +107,7 @@ async def test_a_wrong_label_is_logged_again_when_it_changes_and_not_with_each_l
             answers = source.follow()
             assert [replica.labels for replica in await anext(answers)] == [{}]
             await answers.aclose()
-    assert [(log["slice"], log["problem"].split()[1]) for log in logs] == [("a", "'prefil'"), ("a", "'decod'")]
+    assert [(log["name"], log["problem"].split()[1]) for log in logs] == [("a", "'prefil'"), ("a", "'decod'")]
 
 
 async def test_slices_are_found_by_labels_and_in_other_namespaces_too(api: KubernetesApi, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_a_watch_begins_where_the_list_ended(api: KubernetesApi, tmp_path:
 async def test_following_ends_when_the_watch_does_or_its_version_is_too_old(
     api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "_WATCH_S", 1)
+    monkeypatch.setattr(api_server, "_WATCH_S", 1)
     answers = follow(api, tmp_path)
     await anext(answers)
     with pytest.raises(StopAsyncIteration):
@@ -194,7 +194,7 @@ async def test_a_connection_that_breaks_says_nothing_about_the_replicas(api: Kub
 async def test_an_api_server_that_says_nothing_is_given_up(
     api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(api_server, "_ANSWER_S", 0.3)
     api.hangs = True
     with pytest.raises(SourceDown, match="ReadTimeout"):
         await first(api, tmp_path)
@@ -202,7 +202,9 @@ async def test_an_api_server_that_says_nothing_is_given_up(
 
 async def test_a_token_that_is_not_allowed_to_says_which_role_is_missing(api: KubernetesApi, tmp_path: Path) -> None:
     api.fault = 403
-    with pytest.raises(SourceDown, match=r"answered 403: told to answer 403; its role is in .*discovery-rbac\.yaml"):
+    with pytest.raises(
+        SourceDown, match=r"answered 403: .*; allow list and watch of endpointslices, .*discovery-rbac\.yaml"
+    ):
         await first(api, tmp_path)
     api.fault = 0
     with pytest.raises(SourceDown, match="answered 401: Unauthorized"):
