@@ -49,6 +49,7 @@ class DnsSettings(Section):
 class KubernetesSettings(Section):
     service: ObjectName | None = None
     selector: Annotated[str, Field(min_length=1)] | None = None
+    inference_pool: ObjectName | None = None
     namespace: ObjectName | None = None
     port: ObjectName | None = None
     scheme: Scheme = "http"
@@ -58,8 +59,17 @@ class KubernetesSettings(Section):
 
     @model_validator(mode="after")
     def _follows_one_thing(self) -> Self:
-        if (self.service is None) == (self.selector is None):
-            raise ValueError("needs either service, a Service's name, or selector, labels like app=vllm")
+        if [self.service, self.selector, self.inference_pool].count(None) != 2:
+            raise ValueError(
+                "needs one of service, a Service's name, selector, labels like app=vllm, and inference_pool, an "
+                "InferencePool's name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_pool_names_its_ports(self) -> Self:
+        if self.inference_pool is not None and self.port is not None:
+            raise ValueError("port is a port of a Service; leave it out, because the InferencePool has targetPorts")
         return self
 
     @field_validator("api_url")

@@ -193,10 +193,15 @@ class _Together:
 def sources_of(settings: DiscoverySettings) -> list[Source]:
     """The configured sources. The client library of a kind is imported only if that kind is configured."""
     sources: list[Source] = []
-    if settings.kubernetes is not None:
+    kubernetes = settings.kubernetes
+    if kubernetes is not None and kubernetes.inference_pool is not None:
+        from gateway.replicas.discovery.inference_pool import InferencePool
+
+        sources.append(InferencePool(kubernetes, kubernetes.inference_pool))
+    elif kubernetes is not None:
         from gateway.replicas.discovery.kubernetes import EndpointSlices
 
-        sources.append(EndpointSlices(settings.kubernetes))
+        sources.append(EndpointSlices(kubernetes))
     if settings.dns is not None:
         from gateway.replicas.discovery.dns import DnsName
 
