@@ -71,6 +71,7 @@ from gateway.replicas.health_checks import HealthChecks
 from gateway.replicas.known_models import KnownModels
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
+from gateway.request.objectives import Objectives
 from gateway.request.reader import Reader
 from gateway.routing.fallbacks import Fallbacks
 from gateway.routing.holds import Holds
@@ -125,7 +126,8 @@ class Gateway:
         self.cors = Cors(settings.security.allow_origins)
         self.hosts = Hosts(settings.security.hosts) if keyring.is_open else None
         self.admission = Admission(settings.limits)
-        self.reader = Reader(settings, keyring, self.fleet, self.metrics)
+        self.objectives = Objectives(settings.discovery)
+        self.reader = Reader(settings, keyring, self.fleet, self.metrics, self.objectives)
         self.tenants = tenants = Tenants(settings)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.router = Router(settings, self.store, self.metrics, self.fleet, tenants, self.holds)
@@ -188,6 +190,7 @@ class Gateway:
         self.known_models.use(settings.queue)
         if settings.discovery != before.discovery:
             self.discovery.use_sources(self._sources(settings))
+            self.objectives.use(settings.discovery)
         self.discovery.use_listed(settings.replicas)
         self.fleet.use_models(settings.models)
         self.operations.use(settings)
@@ -318,6 +321,7 @@ class Gateway:
             watcher=self.watcher,
             fleet=self.fleet,
             discovery=self.discovery,
+            objectives=self.objectives,
             admission=self.admission,
             metrics=self.metrics,
             budgets=self.budgets,
@@ -397,6 +401,8 @@ class Gateway:
         await self.known_models.first_exchange()
         self.tasks.spawn(self.discovery.run(), "discovery")
         await self.discovery.first_answers()
+        self.tasks.spawn(self.objectives.run(), "objectives")
+        await self.objectives.first_answer()
         self.tasks.keep(self.health_checks.run, "checks")
         await self.health_checks.first_round()
         await self.store.first_attempt()  # of the pools just found, which may have connections of their own

@@ -28,6 +28,7 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.member import CHANGING, Member
 from gateway.replicas.model_states import ModelStates, model_states
 from gateway.request.admission import Admission
+from gateway.request.objectives import Objectives
 from gateway.settings.gateway_settings import GatewaySettings
 
 _MOST_NAMES = 100
@@ -50,6 +51,7 @@ class Status:
         watcher: Watcher,
         fleet: Fleet,
         discovery: Discovery,
+        objectives: Objectives,
         admission: Admission,
         metrics: Metrics,
         budgets: BudgetView,
@@ -65,7 +67,7 @@ class Status:
         self._admission = admission
         self._store = store
         self._fleet = fleet
-        self._discovery = discovery
+        self._discovery, self._objectives = discovery, objectives
         self._metrics = metrics
         self._budgets = budgets
         self._recent_legs = recent_legs
@@ -215,7 +217,7 @@ class Status:
         metrics.models_in_several_pools.set(len(states.in_several_pools))
         metrics.backends.set_states(states.backends)
         metrics.discovery_up.clear()
-        for source, problem in self._discovery.problems().items():
+        for source, problem in (self._discovery.problems() | self._objectives.problems()).items():
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.per_replica:
             gauge.clear()  # replicas that were removed, or tell nothing any more, must not keep old values

@@ -231,7 +231,9 @@ class Metrics:
         self.traces_lost = self._counter("kvgate_traces_lost", "Traces that no backend got.")
         self.gateway_ready = self._gauge("kvgate_gateway_ready", "1 while /ready answers 200.")
         self.discovery_up = self._gauge(
-            "kvgate_discovery_up", "1 while a discovery source can say which replicas there are.", "source"
+            "kvgate_discovery_up",
+            "1 while a source can say which replicas or InferenceObjectives there are.",
+            "source",
         )
 
     def _add_streams(self) -> None:

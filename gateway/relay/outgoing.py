@@ -43,7 +43,8 @@ class Outgoing:
             headers["x-data-parallel-rank"] = str(rank)
         if member is not None and member.told_role is not None:
             headers |= member.told_role.headers(role)
-        priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None
+        tenant = job.caller.tenant
+        priority = self._tenants.engine_priority(tenant, job.priority) if job.endpoint.takes_priority else None
         if priority is not None:  # 0, too: a body may name another one
             headers["x-vllm-priority"] = str(priority)
         return headers

@@ -7,6 +7,7 @@ A request passes these files in this order:
     admission    limits uploads, requests in flight and held bytes
     fairness     limits how much of that one client takes while others want some
     body         receives the body
+    objectives   the priorities that InferenceObjectives give to requests
     reader       reads the request into a `Job`
     job          what the client asks for
     route        where the request goes, which changes between its attempts

@@ -69,6 +69,8 @@ class Job(NamedTuple):  # a frozen dataclass takes 2.5 times as long to make
     """Whether the engine goes on without the client: its answer, or its connection, ends before it is generated."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
+    priority: int | None = None
+    """What its InferenceObjective gives it; None if it names none."""
 
     @property
     def other_name(self) -> str:

@@ -18,6 +18,7 @@ from gateway.replicas.served import NONE_DECODES, Backends, within
 from gateway.request.admission import AdmissionSlot
 from gateway.request.job import Job
 from gateway.request.keyring import Caller, Keyring
+from gateway.request.objectives import Objectives
 from gateway.request.paths import PathRules, may_have_effects, model_in_query, object_in_path, upstream_target
 from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScopes, read_body
 from gateway.request.reading.body_readers import BodyReaders
@@ -51,8 +52,11 @@ _TURN_S: Final = 60.0
 class Reader:
     """Reads requests. Keeps one token estimator for each pool."""
 
-    def __init__(self, settings: GatewaySettings, keyring: Keyring, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: GatewaySettings, keyring: Keyring, fleet: Fleet, metrics: Metrics, objectives: Objectives
+    ) -> None:
         self._keyring = keyring
+        self._objectives = objectives
         self._fleet = fleet
         self._metrics = metrics
         self._body_readers = BodyReaders()
@@ -113,9 +117,9 @@ class Reader:
         target = upstream_target(exchange.path, exchange.query)
         session = headers.get(SESSION_HEADER, "")[:_MAX_SESSION_CHARS]
         parsed, route = await self._parsed(head, caller, slot, body, exchange.subset)
-        method = exchange.method
+        method, priority = exchange.method, self._objectives.priority(headers)
         return self._job(
-            head, body, parsed, route, request_id, caller, policy, passed, method, target, session, is_traced
+            head, body, parsed, route, request_id, caller, policy, passed, priority, method, target, session, is_traced
         )
 
     async def read_to_explain(
@@ -125,7 +129,7 @@ class Reader:
         API."""
         policy, head = self.policy(headers), BodyHead(path)
         parsed, route = await self._parsed(head, caller, slot, body)
-        return self._job(head, body, parsed, route, "explain", caller, policy, {})
+        return self._job(head, body, parsed, route, "explain", caller, policy, {}, self._objectives.priority(headers))
 
     async def _parsed(
         self, head: BodyHead, caller: Caller, slot: AdmissionSlot, body: Body, subset: frozenset[str] | None = None
@@ -160,6 +164,7 @@ class Reader:
         caller: Caller,
         policy: str,
         passed: dict[str, str],
+        priority: int | None,
         method: str = "POST",
         target: str = "",
         session: str = "",
@@ -184,6 +189,7 @@ class Reader:
             parsed.choices, parsed.max_output_tokens, parsed.refers_to, is_traced, parsed.has_tools,
             parsed.is_background,
             parsed.has_effects or may_have_effects(method, endpoint),
+            priority,
         )  # fmt: skip
 
     def _read_here(self, head: BodyHead, body: Body, resolve_scopes: ResolveScopes) -> ParsedBody | None:

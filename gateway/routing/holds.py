@@ -71,7 +71,7 @@ class Holds:
         held = _Held(
             job,
             pool.name,
-            self._tenants.band(job.caller.tenant),
+            self._tenants.band(job.caller.tenant, job.priority),
             route.held_since_s,
             asyncio.get_running_loop().create_future(),
         )
@@ -96,7 +96,7 @@ class Holds:
         pool, tenant = job.route.served.pool, job.caller.tenant or NOBODY
         why = why_full(
             ((held.band, held.job.caller.tenant or NOBODY) for held in self._held if held.pool == pool),
-            self._tenants.band(job.caller.tenant),
+            self._tenants.band(job.caller.tenant, job.priority),
             tenant,
             most=self._queue.max_waiting,
             most_of_tenant=self._queue.max_waiting_per_tenant,

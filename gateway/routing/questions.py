@@ -136,7 +136,7 @@ class Questions:
         self, job: Job, clock: RedisClock, since_ms: int
     ) -> tuple[float, Standing, Limits | None, Bill | None]:
         """The room that the request may use, its standing, its limits, and what it can cost."""
-        room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
+        room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms, job.priority)
         can_wait = job.route.prompt is not None and job.endpoint.computes_prompt
         limits = bill = None
         if job.method == "POST" and job.endpoint.computes_prompt:

@@ -44,22 +44,26 @@ class Tenants:
         """Other weights, priorities and limits hold from now on. What is known of their answers stays."""
         self._queue = settings.queue
         self._wait_ms, self._starve_ms = int(self._queue.wait_s * 1000), int(self._queue.starve_s * 1000)
-        self._bands = bands_of(settings)
+        bands = bands_of(settings)
+        self._bands, self._room_shares = list(bands), [share for _, share in bands.values()]
+        self._ranks = {band: rank for band, (rank, _) in bands.items()}
+        self._default_rank = self._ranks[self._queue.default_band]
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
         self._keys = {key.name: key.limits for key in settings.security.api_keys}
 
-    def of(self, tenant: str | None, max_output_tokens: int | None, since_ms: int = 0) -> tuple[float, Standing]:
+    def of(
+        self, tenant: str | None, max_output_tokens: int | None, since_ms: int = 0, priority: int | None = None
+    ) -> tuple[float, Standing]:
         """The part of a replica's room that a tenant's request may use, and its standing. Its answer has no more tokens
-        than `max_output_tokens`."""
+        than `max_output_tokens`. Its InferenceObjective gives it this `priority`."""
         name = tenant or NOBODY
-        known = self._tenants.get(name, _UNLISTED)
-        band, room_share = self._bands[known.priority or self._queue.default_band]
+        known, band = self._tenants.get(name, _UNLISTED), self.band(tenant, priority)
         output_tokens = self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
         if max_output_tokens is not None and max_output_tokens < output_tokens:
             output_tokens = max_output_tokens
         charge_tokens = round(OUTPUT_WEIGHT * output_tokens)
         standing = Standing(band, name, known.weight, charge_tokens, since_ms, self._wait_ms, self._starve_ms)
-        return room_share, standing
+        return self._room_shares[band], standing
 
     def limits_of(
         self,
@@ -115,21 +119,24 @@ class Tenants:
         charge_tokens = uncached_tokens + round(OUTPUT_WEIGHT * output_tokens)
         return Used(charge_tokens, uncached_tokens + output_tokens)
 
-    def engine_priority(self, tenant: str | None) -> int | None:
-        """vLLM's `priority` of a tenant's requests: 0 for the default band, less for those that go before it. None if
+    def engine_priority(self, tenant: str | None, priority: int | None) -> int | None:
+        """vLLM's `priority` of a tenant's request: 0 for the default band, less for those that go before it. None if
         engines are not told."""
-        if not self._queue.engine_priority:
-            return None
-        return self.band(tenant) - self._bands[self._queue.default_band][0]
+        return self.band(tenant, priority) - self._default_rank if self._queue.engine_priority else None
 
-    def band(self, tenant: str | None) -> int:
-        """The band of a tenant's requests; 0 goes first."""
-        known = self._tenants.get(tenant or NOBODY)
-        return self._bands[(known.priority if known is not None else None) or self._queue.default_band][0]
+    def band(self, tenant: str | None, priority: int | None) -> int:
+        """The band of a tenant's request, whose InferenceObjective gives it this priority; 0 goes first. Each step of
+        the priority is a band. No request goes before the band that its tenant was given."""
+        given = self._tenants.get(tenant or NOBODY, _UNLISTED).priority
+        own = self._ranks[given] if given is not None else None
+        if priority is None:
+            return self._default_rank if own is None else own
+        wanted = min(max(self._default_rank - priority, 0), len(self._bands) - 1)
+        return wanted if own is None else max(wanted, own)
 
     def bands(self) -> Sequence[str]:
         """The names of the bands; the first one goes first."""
-        return list(self._bands)
+        return self._bands
 
 
 def _account(account: str, limits: AccountLimitSettings, can_wait: bool) -> AccountLimits:

@@ -50,6 +50,7 @@ class KubernetesSettings(Section):
     service: ObjectName | None = None
     selector: Annotated[str, Field(min_length=1)] | None = None
     inference_pool: ObjectName | None = None
+    objective_header: Literal["x-gateway-inference-objective", "x-llm-d-inference-objective"] | None = None
     namespace: ObjectName | None = None
     port: ObjectName | None = None
     scheme: Scheme = "http"
@@ -70,6 +71,12 @@ class KubernetesSettings(Section):
     def _a_pool_names_its_ports(self) -> Self:
         if self.inference_pool is not None and self.port is not None:
             raise ValueError("port is a port of a Service; leave it out, because the InferencePool has targetPorts")
+        return self
+
+    @model_validator(mode="after")
+    def _objectives_are_of_a_pool(self) -> Self:
+        if self.objective_header is not None and self.inference_pool is None:
+            raise ValueError("objective_header needs inference_pool: InferenceObjectives belong to an InferencePool")
         return self
 
     @field_validator("api_url")

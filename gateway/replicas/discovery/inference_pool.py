@@ -18,6 +18,7 @@ from gateway.replicas.discovery.source import SourceDown, replica_at
 from gateway.settings.discovery_settings import KubernetesSettings
 from gateway.settings.gateway_settings import ReplicaSettings
 
+POOL_GROUP: Final = "inference.networking.k8s.io"
 POOL_ROLE: Final = "deploy/kubernetes/base/inference-pool-rbac.yaml"
 _Item = TypeVar("_Item")
 
@@ -65,7 +66,7 @@ class _Pod(KubernetesObject):
 
 _POOLS = Resource(
     _Pool,
-    "inference.networking.k8s.io/v1",
+    f"{POOL_GROUP}/v1",
     "inferencepools",
     role=POOL_ROLE,
     source="the CRDs of the Gateway API's inference extension",

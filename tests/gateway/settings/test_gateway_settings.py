@@ -136,7 +136,8 @@ def test_the_annotated_files_way_to_find_replicas_is_one_that_is_accepted() -> N
     text = (ROOT / "configs" / "gateway.yaml").read_text()
     section = text.partition("discovery: {}\n")[2].partition("\n\n")[0].replace("\n#", "\n").removeprefix("#")
     found = yaml.safe_load(section)
-    del found["kubernetes"]["selector"], found["kubernetes"]["inference_pool"]
+    for other in ("selector", "inference_pool", "objective_header"):
+        del found["kubernetes"][other]
     discovery = build_settings({"discovery": found}, {}).discovery
     assert discovery.dns is not None
     assert discovery.kubernetes is not None

@@ -23,6 +23,8 @@ TOKEN = "a token"
 SLICES = "discovery.k8s.io/v1/endpointslices"
 PODS = "v1/pods"
 POOLS = "inference.networking.k8s.io/v1/inferencepools"
+OBJECTIVES = "llm-d.ai/v1alpha2/inferenceobjectives"
+OLD_OBJECTIVES = "inference.networking.x-k8s.io/v1alpha2/inferenceobjectives"
 
 
 def endpoint(name: str, address: str, **conditions: bool | None) -> dict[str, Any]:
@@ -53,6 +55,12 @@ def pool(*target_ports: int, **match_labels: str) -> dict[str, Any]:
     return {"spec": {"selector": {"matchLabels": match_labels}, "targetPorts": at, "endpointPickerRef": picker}}
 
 
+def objective(pool: str, priority: int | None, group: str | None = "inference.networking.k8s.io") -> dict[str, Any]:
+    """The arguments of `KubernetesApi.put_object` for an InferenceObjective."""
+    ref = {"name": pool, "kind": "InferencePool", **({"group": group} if group is not None else {})}
+    return {"spec": {"poolRef": ref, **({"priority": priority} if priority is not None else {})}}
+
+
 class KubernetesApi:
     """`put`, `put_object` and `delete` change objects. If `fault` is set, it replaces every answer."""
 
@@ -61,7 +69,7 @@ class KubernetesApi:
         self.fault = 0
         """The status of every answer; 0: none."""
         self.hangs = False
-        self.served = {SLICES, PODS, POOLS}
+        self.served = {SLICES, PODS, POOLS, OBJECTIVES}
         """Of a resource that is not here, no definition is installed."""
         self.rules: list[dict[str, list[str]]] | None = None
         """Those of the client's Role; None: it may do everything."""
