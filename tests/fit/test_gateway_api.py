@@ -1,4 +1,4 @@
-"""The schemas of the Gateway API accept deploy/kubernetes/gateway-api."""
+"""The schemas of the Gateway API and of GKE accept deploy/kubernetes/gateway-api."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.deploy.manifests import Document
-from tests.deploy.test_gateway_api import CLASSES, objects
+from tests.deploy.test_gateway_api import ALL, ELSEWHERE, objects
 from tests.fit import install
 
 pytestmark = pytest.mark.fit
@@ -25,12 +25,18 @@ def problems(found: Sequence[Document]) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", ALL)
 def test_every_object_is_valid(name: str) -> None:
-    found = [each for each in objects(name) if each["apiVersion"].startswith("gateway.networking.k8s.io/")]
-    assert [each["kind"] for each in found] == ["Gateway", "HTTPRoute"]
+    found = [each for each in objects(name) if each["apiVersion"].startswith(ELSEWHERE)]
+    assert {"Gateway", "HTTPRoute"} <= {each["kind"] for each in found}
     assert problems(found) == []
-    wrong = copy.deepcopy(found)
-    wrong[0]["spec"]["listeners"][0]["port"] = "http"
-    del wrong[1]["spec"]["rules"][0]["backendRefs"][0]["name"]
-    assert len(problems(wrong)) == 2
+    for each in found:
+        wrong = copy.deepcopy(each)
+        match wrong["kind"]:
+            case "Gateway":
+                wrong["spec"]["listeners"][0]["port"] = "http"
+            case "HTTPRoute":
+                del wrong["spec"]["rules"][0]["backendRefs"][0]["name"]
+            case _:
+                wrong["spec"]["default"]["timeoutSec"] = "960s"
+        assert len(problems([wrong])) == 1, wrong
