@@ -78,6 +78,7 @@ test: install
 	$(BIN)/pytest $(SELECTED)
 
 test-programs: install $(OLDEST_REDIS)
+	@$(BIN)/python -m tests.deploy.helm
 	$(BIN)/pytest -m '(older_redis or needs) and not slow and not vllm and not lmcache' $(SELECTED)
 
 test-slow: install $(OLDEST_REDIS)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +73,11 @@ def namespaces() -> list[str] | None:
     return None
 
 
+def helm() -> str | None:
+    """Helm beside this Python, where tests/deploy/helm.py puts it, or on the PATH."""
+    return shutil.which("helm", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ENVOY = install.program("envoy") or shutil.which("envoy")
 NEEDS = {
@@ -92,6 +99,7 @@ NEEDS = {
     "openssl": Need(_on_path("openssl"), "apt install openssl"),
     "docker compose": Need(_succeeds("docker", "compose", "version"), "https://docs.docker.com/compose/install"),
     "namespaces": Need(lambda: namespaces() is not None, "be a user who may `unshare --net --mount true`"),
+    "helm": Need(lambda: helm() is not None, "make test-programs installs it on Linux on x86-64; else https://helm.sh"),
     "chromium": Need(lambda: CHROMIUM is not None, "apt install chromium"),
     "a network": Need(lambda: outward_address() is not None, "connect this machine to one"),
 }

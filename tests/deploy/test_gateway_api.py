@@ -146,6 +146,7 @@ def test_all_that_a_picker_may_do_at_the_api_server_is_to_look_up_pools_objectiv
     }
     assert looked_up.keys() == {
         ("inference.networking.k8s.io", "inferencepools"),
+        ("llm-d.ai", "inferenceobjectives"),
         ("inference.networking.x-k8s.io", "inferenceobjectives"),
         ("", "pods"),
     }
