@@ -205,7 +205,6 @@ def test_gateways_take_a_configuration_of_ones_own(tmp_path: Path) -> None:
     assert found.limits.max_body_bytes == 1234567890
 
 
-@pytest.mark.xfail(reason="this version has neither `picker` nor `discovery.kubernetes.inference_pool`", strict=True)
 @pytest.mark.parametrize("case", ["picker", "picker of your replicas"])
 def test_pickers_take_the_configuration(case: str, tmp_path: Path) -> None:
     settings(case, tmp_path)

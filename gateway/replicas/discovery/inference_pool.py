@@ -19,7 +19,7 @@ from gateway.settings.discovery_settings import KubernetesSettings
 from gateway.settings.gateway_settings import ReplicaSettings
 
 POOL_GROUP: Final = "inference.networking.k8s.io"
-POOL_ROLE: Final = "deploy/kubernetes/base/inference-pool-rbac.yaml"
+POOL_ROLE: Final = "deploy/kubernetes/picker/rbac.yaml"
 _Item = TypeVar("_Item")
 
 

@@ -1,5 +1,5 @@
 """The priorities of InferenceObjectives, with an API server for tests, over real HTTP. It allows what
-deploy/kubernetes/base/inference-pool-rbac.yaml does, and nothing else."""
+deploy/kubernetes/picker/rbac.yaml does, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.gateway.replicas.discovery.kubernetes_api import (
 )
 from tests.polling import eventually
 
-ROLE_FILE = KUBERNETES / "base" / "inference-pool-rbac.yaml"
+ROLE_FILE = KUBERNETES / "picker" / "rbac.yaml"
 HEADER = "x-gateway-inference-objective"
 
 
@@ -119,7 +119,7 @@ async def test_while_the_api_server_refuses_those_found_last_stay_and_the_missin
         allowed, api.rules = api.rules, []
         await api.cut()
         await eventually(lambda: "answered 403" in objectives.problems()["objectives of chat"])
-        assert f"allow list and watch of inferenceobjectives, as deploy/kubernetes/base/{ROLE_FILE.name} does" in str(
+        assert f"allow list and watch of inferenceobjectives, as deploy/kubernetes/picker/{ROLE_FILE.name} does" in str(
             objectives.problems()
         )
         assert of(objectives, "urgent") == 10

@@ -1,5 +1,5 @@
 """Replicas from an InferencePool and its pods, with an API server for tests, over real HTTP. It allows what
-deploy/kubernetes/base/inference-pool-rbac.yaml does, and nothing else."""
+deploy/kubernetes/picker/rbac.yaml does, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.gateway.replicas.discovery.kubernetes_api import (
     service_account,
 )
 
-ROLE_FILE = KUBERNETES / "base" / "inference-pool-rbac.yaml"
+ROLE_FILE = KUBERNETES / "picker" / "rbac.yaml"
 Answers = AsyncGenerator[list[ReplicaSettings], None]
 
 
