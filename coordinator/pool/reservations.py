@@ -89,6 +89,18 @@ class Reservations:
             self.settlements.send()  # of its backlog, which must not come behind this
             self._tell_adopted([live])
 
+    def moved(self, reservation: str, replica: str, incarnation: str) -> None:
+        """Another replica serves the request than the one where it was placed."""
+        live = self.live.get(reservation)
+        if live is None:
+            return
+        self.load.remove(live)
+        live.replica, live.incarnation = replica, incarnation
+        self.load.add(live)
+        if self._link.wire is not None:
+            self.settlements.send()  # what happened to it before
+            self._tell_adopted([live])
+
     def done(self, reservation: str, used: Used | None = None) -> None:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
         `used` is what it took, if the answer has told."""

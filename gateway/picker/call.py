@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -44,6 +44,11 @@ class EnvoyCall:
         """Whether Envoy was told where the request goes. It can be told once."""
         self.over: asyncio.Future[None] = loop.create_future()
         """Done when Envoy has ended the call, or heard all."""
+        self.others: Sequence[str] = ()
+        """The URLs of replicas that Envoy may try itself."""
+        self.on_served: Callable[[str], None] | None = None
+        """Called with the `ip:port` that has answered, if it is not the one that was picked."""
+        self._picked = ""
         self._to_say: deque[Any] = deque()
         self._body = bytearray()
         """Of the answer, not said yet: the pieces that come meanwhile are one message."""
@@ -90,7 +95,7 @@ class EnvoyCall:
                 self._has_trailers = True
                 self.exchange.put_end()
             case "response_headers":
-                self._answer_came(message.response_headers)
+                self._answer_came(message)
             case "response_body" if self._answer is not None:
                 body, is_last = message.response_body.body, message.response_body.end_of_stream
                 if body:
@@ -102,7 +107,10 @@ class EnvoyCall:
                 if self._answer is not None:
                     self._answer.end()
 
-    def _answer_came(self, told: Any) -> None:
+    def _answer_came(self, message: Any) -> None:
+        told, served = message.response_headers, words.served(message)
+        if served not in ("", self._picked) and self.on_served is not None:
+            self.on_served(served)
         status, headers = words.read_answer_head(told)
         self._came, self._came_whole = headers, told.end_of_stream
         answer = self._answer
@@ -144,7 +152,7 @@ class EnvoyCall:
         idle_s: float,
     ) -> Answer:
         """Send the request to the replica at `endpoint`, and wait for its answer's head. Raises UpstreamError."""
-        self.is_sent, body_bytes = True, sum(map(len, body))
+        self.is_sent, self._picked, body_bytes = True, endpoint.partition(",")[0], sum(map(len, body))
         answer = self._answer = Answer(self, self._loop, deadlines, idle_s)
         came = self.head.headers
         self._say(words.picked(came, endpoint, headers, target, body_bytes))

@@ -43,7 +43,7 @@ class FarEnd:
             raise not_in_subset()  # of an object that only its replica has
         if call is None or call.is_sent:
             return await self._direct.send(method, url, target, headers, body, has_effects)
-        endpoint = await endpoint_of(url)
+        endpoint = ",".join([await endpoint_of(each) for each in (url, *call.others)])
         prefix = quote(urlsplit(url).path.rstrip("/"), safe=_SAFE_IN_PATH)
         told = {**headers, **self._key}
         return await call.send(endpoint, prefix + target, told, body, self._deadlines, self._direct.idle_s)

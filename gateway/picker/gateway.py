@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from gateway.app import Gateway
+from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
@@ -17,7 +18,11 @@ from gateway.picker.call import CURRENT, EnvoyCall
 from gateway.picker.far_end import FarEnd, endpoint_of
 from gateway.picker.passing import PassingAttempt
 from gateway.picker.service import Service
+from gateway.relay.attempt import Attempt
+from gateway.relay.charges import Charges
+from gateway.relay.outgoing import Outgoing
 from gateway.relay.proxy import Identify
+from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
 from gateway.replicas.served import endpoint_in
 from gateway.request.keyring import Caller
@@ -31,17 +36,29 @@ class PickingGateway(Gateway):
     """A gateway for clients, and a picker for proxies."""
 
     _attempt_of = PassingAttempt
+    _service: Service | None = None
 
     async def start(self) -> None:
+        self._answering: set[asyncio.Task[None]] = set()
         self._fit(self.settings)
         await super().start()
-        self.service = Service(self.settings.picker, self.pick)
-        await self.service.start()
-        self.tasks.spawn(self.service.follow(lambda: self.status.readiness()[0]), "health service")
+        self._service = service = Service(self.settings.picker, self.pick)
+        await service.start()
+        self.tasks.spawn(service.follow(lambda: self.status.readiness()[0]), "health service")
 
     async def stop(self) -> None:
-        await self.service.stop(self.settings.timeouts.grace_s)
+        if self._service is not None:
+            await self._service.stop(self.settings.timeouts.grace_s)
+            self._passing.is_over.set()  # what passes is charged now, before the ledger is closed
+            await asyncio.gather(*self._answering, return_exceptions=True)
         await super().stop()
+
+    def _attempt(self, outgoing: Outgoing, relay: Relay, charges: Charges, deadlines: Deadlines) -> Attempt:
+        attempt = super()._attempt(outgoing, relay, charges, deadlines)
+        assert isinstance(attempt, PassingAttempt)
+        attempt.fallback_endpoints = self.settings.picker.fallback_endpoints
+        self._passing = attempt
+        return attempt
 
     def _use(self, settings: GatewaySettings) -> None:
         super()._use(settings)
@@ -87,6 +104,8 @@ class PickingGateway(Gateway):
         exchange = call.exchange
         exchange.path, exchange.subset = _path(head), head.subset
         exchange.task = self.tasks.spawn(self._run(call, first), "call")
+        self._answering.add(exchange.task)
+        exchange.task.add_done_callback(self._answering.discard)
         reading = self.tasks.spawn(call.read(), "call's reader")
         writing = self.tasks.spawn(call.write_all(), "call's writer")
         try:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
+
+import structlog
 
 from gateway.picker.call import CURRENT
 from gateway.relay.attempt import Attempt
@@ -20,16 +23,23 @@ from gateway.relay.prefill_legs import NoLeg, PrefillLeg
 from gateway.relay.reply import Reply
 from gateway.relay.retries import RETRIED_STATUSES, Failure
 from gateway.relay.tries import Tries
+from gateway.replicas.served import endpoint_in
 from gateway.request.job import Job
+from gateway.routing.questions import affinity_of
+from gateway.routing.rendezvous import fallback_order
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
 
+_log = structlog.get_logger("kvgate.picker")
 _ASSUMED_TOKENS, _ASSUMED_TOKENS_PER_S = 200.0, 50.0
 """Of an answer, and of one sequence, until an engine has told."""
 
 
 class PassingAttempt(Attempt):
     """An attempt of a picker."""
+
+    fallback_endpoints = 0
+    """How many replicas the proxy may try itself."""
 
     def __init__(self, *timeouts: Any, **parts: Any) -> None:
         super().__init__(*timeouts, **parts)
@@ -40,6 +50,9 @@ class PassingAttempt(Attempt):
         self, job: Job, tries: Tries, reply: Reply, held: HeldBytes, leg: PrefillLeg | NoLeg
     ) -> Failure | None:
         call = CURRENT.get()
+        if call is not None and not call.is_sent:
+            call.others = self._others(job, tries, leg)
+            call.on_served = partial(self._served, job, tries.ticket, reply)
         if call is None or call.is_sent or call.head.shows_answers:
             return await super()._sent(job, tries, reply, held, leg)
         if (kept := await self._kept_back(job, tries, leg.given)) is not None:
@@ -69,6 +82,26 @@ class PassingAttempt(Attempt):
         finally:
             if answer is not None:
                 answer.close()
+
+    def _others(self, job: Job, tries: Tries, leg: PrefillLeg | NoLeg) -> list[str]:
+        """The URLs of other replicas that the proxy may try itself, in the order in which gateways do without Redis."""
+        ticket, route = tries.ticket, job.route
+        members = [self._fleet.members[name] for name in route.served.replicas if name in self._fleet.members]
+        if job.has_effects or leg.given or any(each.dp_rank is not None for each in members):
+            return []  # what it gets is for this replica alone
+        order = fallback_order(ticket.pool.records, route.served.shared, route.pinned, affinity_of(job))
+        left = [name for name in order if name != ticket.replica and name not in tries.replicas]
+        return [route.served.replicas[name] for name in left[: self.fallback_endpoints]]
+
+    def _served(self, job: Job, ticket: Ticket, reply: Reply, endpoint: str) -> None:
+        """The proxy has sent it to another replica than it was told: what it holds moves there."""
+        replicas = job.route.served.replicas
+        name = next((name for name, url in replicas.items() if endpoint_in(url) == endpoint), "")
+        if (record := ticket.pool.records.get(name)) is None:
+            _log.warning("a proxy sent a request to an unknown endpoint", endpoint=endpoint, told=ticket.url)
+            return
+        ticket.moved(name, record.incarnation, replicas[name])
+        reply.note(ticket, job.caller.sees_decisions)
 
     async def _passed(self, job: Job, tries: Tries, reply: Reply, answer: Answer) -> None:
         """The answer passes. Holds its load for as long as it takes."""

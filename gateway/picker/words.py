@@ -18,6 +18,7 @@ from gateway.picker.messages import DUPLEX, NONE, OVERWRITE, ProcessingResponse
 
 ENDPOINT_HEADER: Final = "x-gateway-destination-endpoint"
 SUBSET_HEADER: Final = "x-gateway-destination-endpoint-subset"
+_SERVED: Final = "x-gateway-destination-endpoint-served"
 SUBSET_METADATA: Final = "envoy.lb.subset_hint"
 _LB_METADATA: Final = "envoy.lb"
 _PIECE_BYTES: Final = 2**18
@@ -151,8 +152,14 @@ def _remove_others(mutation: Any, came: RawHeaders, kept: set[str]) -> None:
     mutation.remove_headers.extend(sorted(name for name in names if not name.startswith(_ENVOYS_OWN)))
 
 
+def served(message: Any) -> str:
+    """The `ip:port` that has answered, as far as the proxy tells; empty if it does not."""
+    return metadata_value(message, (_LB_METADATA, _SERVED))
+
+
 def picked(came: RawHeaders, endpoint: str, headers: Mapping[str, str], target: str, body_bytes: int) -> Any:
-    """The request goes to this endpoint, with these headers and no others of the client's."""
+    """The request goes to this endpoint, with these headers and no others of the client's. If `endpoint` has several,
+    with commas, the proxy may try them in turn."""
     message = ProcessingResponse()
     mutation = message.request_headers.response.header_mutation
     told = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -187,6 +187,14 @@ class Ticket:
         """The other replica did not compute the prompt, so its own one has to."""
         self.pool.reservations.computes_itself(self.request.reservation)
 
+    def moved(self, replica: str, incarnation: str, url: str) -> None:
+        """A proxy has sent it to another replica than it was told. Of what that one has, the map told nothing."""
+        if self.placement is not None:
+            self.pool.claims.withdraw(self.request, self.placement)
+        self.pool.reservations.moved(self.request.reservation, replica, incarnation)
+        self.replica, self.incarnation, self.url = replica, incarnation, url
+        self.placement, self.matched_tokens, self.why = None, 0, "moved"
+
     def done(self) -> None:
         """The attempt holds no load any more."""
         if self.prefill is not None:

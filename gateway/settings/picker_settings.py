@@ -34,5 +34,6 @@ class PickerSettings(Section):
     host: Annotated[str, Field(min_length=1)] = "0.0.0.0"
     port: Port = 9002
     tls: PickerTlsSettings | Literal["self-signed", "off"] = "self-signed"
+    fallback_endpoints: Annotated[int, Field(ge=0, le=7)] = 0
     trusts_subset_header: bool = False
     tenant: PickerTenantSettings | None = None

@@ -6,7 +6,7 @@ import itertools
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +100,14 @@ def running_pickers(
 
 @contextmanager
 def running_envoy(
-    pickers: Sequence[Picker], folder: Path, changes: Mapping[str, str] = NOTHING, status: int = 200
+    pickers: Sequence[Picker],
+    folder: Path,
+    changes: Mapping[str, str] = NOTHING,
+    status: int = 200,
+    edit: Callable[[list[Any], list[Any]], None] | None = None,
 ) -> Iterator[str]:
     """Envoy, which asks these pickers. Yields its URL when it answers with this status. Its file has some texts in
-    place of others."""
+    place of others; `edit` may change its filters and its clusters."""
     assert ENVOY is not None
     text, (port,) = _FILE.read_text(), free_ports(1)
     for old, new in changes.items():
@@ -111,6 +115,9 @@ def running_envoy(
         text = text.replace(old, new)
     document = yaml.safe_load(text)
     document["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = port
+    resources = document["static_resources"]
+    if edit is not None:
+        edit(resources["listeners"][0]["filter_chains"][0]["filters"], resources["clusters"])
     (asked,) = (each for each in document["static_resources"]["clusters"] if each["name"] == "pickers")
     asked["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
         {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": each.grpc_port}}}}
@@ -145,9 +152,9 @@ def words_of(stream: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def stream(url: str, **fields: Any) -> AbstractContextManager[httpx.Response]:
+def stream(url: str, content: Any = None, **fields: Any) -> AbstractContextManager[httpx.Response]:
     """A streamed chat, whose answer is read by the caller."""
-    body = chat_body(fresh(), stream=True, **fields)
+    body = chat_body(content or fresh(), stream=True, **fields)
     return httpx.stream("POST", f"{url}{CHAT}", json=body, timeout=30, trust_env=False)
 
 
@@ -156,8 +163,13 @@ def replica_of(cluster: Cluster, answer: httpx.Response) -> SimReplica:
     return next(sim for sim in cluster.replicas if sim.id == answer.headers["x-kvgate-replica"])
 
 
+def load(cluster: Cluster) -> dict[str, int]:
+    """The requests in flight as Redis counts them: of each replica that has any."""
+    with redis.Redis.from_url(cluster.redis_url, decode_responses=True) as client:
+        found = [client.hgetall(key) for key in client.scan_iter("kvgate:*:active")]
+    return {replica: int(count) for each in found for replica, count in each.items() if int(count)}
+
+
 def is_idle(cluster: Cluster) -> bool:
     """Whether no load is left in Redis, and none at the engines."""
-    with redis.Redis.from_url(cluster.redis_url, decode_responses=True) as client:
-        held = [int(float(each)) for key in client.scan_iter("kvgate:*:active") for each in client.hvals(key)]
-    return not any(held) and not any(sim.state()["running"] for sim in cluster.replicas)
+    return not load(cluster) and not any(sim.state()["running"] for sim in cluster.replicas)
