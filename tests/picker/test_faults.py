@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.picker.stage import (
     ask,
     is_idle,
     is_ready,
-    load,
     replica_of,
     running_envoy,
     running_pickers,
@@ -185,58 +183,6 @@ def ask_soon(url: str) -> bool:
         return httpx.post(f"{url}/tokenize", json={"model": "sim", "prompt": "x"}, timeout=2).status_code == 200
     except httpx.TimeoutException:
         return False
-
-
-def test_the_load_moves_to_the_endpoint_that_the_proxy_has_really_used(own: Cluster, tmp_path: Path) -> None:
-    with (
-        running_pickers(own, tmp_path, 1, fallback_endpoints=2) as pickers,
-        running_envoy(pickers, tmp_path, edit=partial(_tries_itself, own)) as url,
-    ):
-        prompt = text()
-        first = replica_of(own, ask(url, prompt))
-        first.kill()
-        with stream(url, prompt, max_tokens=200) as answer:
-            served = replica_of(own, answer)
-            assert served is not first
-            assert answer.headers["x-kvgate-decision"].startswith("moved; ")
-            wait_until(lambda: load(own) == {served.id: 1})
-            answer.read()
-        first.start()
-        first.wait_until_ready()
-        wait_until(lambda: is_idle(own))
-
-
-_POLICIES = "type.googleapis.com/envoy.extensions.load_balancing_policies"
-
-
-def _policy(name: str, message: str, **fields: Any) -> dict[str, Any]:
-    typed = {"@type": f"{_POLICIES}.{name}.v3.{message}", **fields}
-    return {"policies": [{"typed_extension_config": {"name": name, "typed_config": typed}}]}
-
-
-def _tries_itself(cluster: Cluster, filters: list[Any], clusters: list[Any]) -> None:
-    """Envoy knows the replicas, goes from one endpoint of the picker's list to the next, and says which one answers."""
-    replicas = clusters[0]
-    for name in ("lb_policy", "original_dst_lb_config"):
-        del replicas[name]
-    addresses = [{"address": "127.0.0.1", "port_value": sim.port} for sim in cluster.replicas]
-    replicas["type"] = "STATIC"
-    replicas["load_assignment"] = {
-        "cluster_name": "replicas",
-        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"socket_address": each}}} for each in addresses]}],
-    }
-    replicas["load_balancing_policy"] = _policy(
-        "override_host",
-        "OverrideHost",
-        override_host_sources=[{"header": "x-gateway-destination-endpoint"}],
-        selected_host_key={"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint-served"}]},
-        fallback_policy=_policy("round_robin", "RoundRobin"),
-    )
-    manager = filters[0]["typed_config"]
-    (route,) = manager["route_config"]["virtual_hosts"][0]["routes"]
-    route["route"]["retry_policy"] = {"retry_on": "connect-failure", "num_retries": 2}
-    (ext_proc,) = (each for each in manager["http_filters"] if each["name"] == "envoy.filters.http.ext_proc")
-    ext_proc["typed_config"]["metadata_options"] = {"forwarding_namespaces": {"untyped": ["envoy.lb"]}}
 
 
 def test_without_redis_requests_are_answered_and_with_it_again_prefixes_are_followed(tmp_path: Path) -> None:
