@@ -139,11 +139,12 @@ class PickingGateway(Gateway):
             return None
 
         async def identify(exchange: Exchange) -> Caller:
-            tenant = (
-                words.metadata_value(first, told.metadata)
-                if told.metadata
-                else exchange.headers.get(told.header or "", "")
-            )
+            if told.metadata is not None:
+                tenant = words.metadata_value(first, told.metadata)
+            elif told.attribute is not None:
+                tenant = words.attribute_value(first, told.attribute)
+            else:
+                tenant = exchange.headers.get(told.header or "", "")
             if not tenant:
                 raise ApiError(401, "tenant_unknown", "The proxy does not say which tenant sends this request.")
             return Caller(tenant, self.settings.security.expose_decisions, id=tenant, account=tenant)

@@ -132,6 +132,12 @@ def metadata_value(message: Any, path: Sequence[str]) -> str:
     return str(value.string_value)
 
 
+def attribute_value(message: Any, name: str) -> str:
+    """The text of an attribute that Envoy's filter sends (`request_attributes`); empty if there is none."""
+    found = (each.fields[name].string_value for each in message.attributes.values() if name in each.fields)
+    return str(next(found, ""))
+
+
 # -- what Envoy hears ------------------------------------------------------------------------------------------------
 
 

@@ -21,12 +21,13 @@ class PickerTenantSettings(Section):
     """Where the proxy says which tenant it has authenticated."""
 
     metadata: _Words | None = None
+    attribute: Annotated[str, Field(min_length=1)] | None = None
     header: _Header | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if (self.metadata is None) == (self.header is None):
-            raise ValueError("give one of metadata and header")
+        if sum(each is not None for each in (self.metadata, self.attribute, self.header)) != 1:
+            raise ValueError("give one of metadata, attribute and header")
         return self
 
 

@@ -104,10 +104,11 @@ def running_envoy(
     folder: Path,
     changes: Mapping[str, str] = NOTHING,
     status: int = 200,
+    path: str = "/v1/models",
     edit: Callable[[list[Any], list[Any]], None] | None = None,
 ) -> Iterator[str]:
-    """Envoy, which asks these pickers. Yields its URL when it answers with this status. Its file has some texts in
-    place of others; `edit` may change its filters and its clusters."""
+    """Envoy, which asks these pickers. Yields its URL when it answers on `path` with this status. Its file has some
+    texts in place of others; `edit` may change its filters and its clusters."""
     assert ENVOY is not None
     text, (port,) = _FILE.read_text(), free_ports(1)
     for old, new in changes.items():
@@ -128,7 +129,7 @@ def running_envoy(
     command = [ENVOY, "-c", str(file), "--log-level", "warning", "--use-dynamic-base-id", "--concurrency", "1"]
     with file.with_suffix(".log").open("wb") as log, running(command, log):
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: is_ready(url, "/v1/models", status), within_s=_STARTS_WITHIN_S)
+        wait_until(lambda: is_ready(url, path, status), within_s=_STARTS_WITHIN_S)
         yield url
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from bench.cluster import Cluster
 from tests.api.stage import chat_body, fresh, text
+from tests.certificates import self_signed
 from tests.picker.stage import (
     CHAT,
     Picker,
@@ -156,21 +157,26 @@ def test_a_client_cannot_name_the_address_that_its_request_goes_to(url: str) -> 
         assert not _Trap.was_asked.is_set()
 
 
-def subset_of(endpoints: str) -> dict[str, str]:
-    """What to write in Envoy's file so that it allows these endpoints only."""
-    before = "                  - name: envoy.filters.http.ext_proc\n"
-    metadata = f"""                  - name: envoy.filters.http.set_metadata
+_EXT_PROC = "                  - name: envoy.filters.http.ext_proc\n"
+
+
+def _set_metadata(namespace: str, value: str) -> str:
+    """A filter for Envoy's file."""
+    return f"""                  - name: envoy.filters.http.set_metadata
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
-                      metadata:
-                        - metadata_namespace: envoy.lb.subset_hint
-                          value: {{ x-gateway-destination-endpoint-subset: "{endpoints}" }}
+                      metadata: [{{ metadata_namespace: {namespace}, value: {value} }}]
 """
+
+
+def subset_of(endpoints: str) -> dict[str, str]:
+    """What to write in Envoy's file so that it allows these endpoints only."""
+    metadata = _set_metadata("envoy.lb.subset_hint", f'{{ x-gateway-destination-endpoint-subset: "{endpoints}" }}')
     told = "                      message_timeout: 90s\n"
     forwarded = """                      metadata_options:
                         forwarding_namespaces: { untyped: ["envoy.lb.subset_hint"] }
 """
-    return {before: metadata + before, told: told + forwarded}
+    return {_EXT_PROC: metadata + _EXT_PROC, told: told + forwarded}
 
 
 def test_requests_go_to_the_endpoints_that_the_proxy_allows_and_to_no_other(
@@ -210,6 +216,38 @@ def test_the_tenant_is_the_one_that_the_proxy_has_authenticated(cluster: Cluster
         assert statuses == {"small": [200, 200, 429, 429], "large": [200] * 4}
         unknown = ask(url)
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (401, "tenant_unknown")
+
+
+def test_the_tenant_may_be_in_metadata_or_in_an_attribute(cluster: Cluster, tmp_path: Path) -> None:
+    shared = {"security": {"share_cache": True, "expose_decisions": True}}
+    told = "                      message_timeout: 90s\n"
+    for source, sent in (
+        ({"attribute": "request.method"}, "request_attributes: [request.method]"),
+        ({"metadata": ["who", "tenant"]}, "metadata_options: { forwarding_namespaces: { untyped: [who] } }"),
+    ):
+        metadata = _set_metadata("who", '{ tenant: "POST" }')
+        changes = {_EXT_PROC: metadata + _EXT_PROC, told: told + f"                      {sent}\n"}
+        with (
+            running_pickers(cluster, tmp_path, 1, shared, tenant=source) as pickers,
+            running_envoy(pickers, tmp_path, changes, path="/version") as url,
+        ):
+            assert ask(url).status_code == 200
+            counted = pickers[0].metric("kvgate_requests_total", 'tenant="POST"')
+            assert counted == 1
+
+
+def test_only_a_proxy_with_a_certificate_of_the_right_authority_may_call(cluster: Cluster, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, "proxy", "127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(certificate)}
+    shown = f"""common_tls_context:
+            alpn_protocols: [h2]
+            tls_certificates:
+              - {{ certificate_chain: {{ filename: {certificate} }}, private_key: {{ filename: {key} }} }}"""
+    with running_pickers(cluster, tmp_path, 1, tls=tls) as pickers:
+        with running_envoy(pickers, tmp_path, {"common_tls_context: { alpn_protocols: [h2] }": shown}) as url:
+            assert ask(url).status_code == 200
+        with running_envoy(pickers, tmp_path, status=503) as url:
+            assert ask(url).status_code == 500
 
 
 def test_requests_wait_for_room_within_envoys_call_and_a_full_queue_refuses(cluster: Cluster, tmp_path: Path) -> None:
