@@ -48,9 +48,6 @@ take {STREAM_TOKENS[0] * DECODE_S:.0f} to {STREAM_TOKENS[1] * DECODE_S:.0f} s, o
 {ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready once a
 second. Where a gateway refuses the connection, it tries the next one. It never repeats a request that it has sent.
 
-Rows of commits before 128b79e, which lets streams go on elsewhere, had streams of 8 to 16 tokens, and counted the
-streams that broke with their replica as destroyed.
-
 ## What is counted
 
 **failed**: requests that got no whole answer. They got another status than 200, or a stream with an error event, or
