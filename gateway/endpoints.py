@@ -257,3 +257,5 @@ OWN_PATHS: Final = frozenset(
     }
 )
 """The gateway itself answers these, what lies below them, GET /v1/decisions, and what lies below that."""
+OF_EACH_REPLICA: Final = frozenset({"/health", "/metrics", "/version"})
+"""A gateway answers these for itself, as each replica does. A proxy that asks a picker gets a replica's."""

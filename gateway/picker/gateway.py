@@ -26,6 +26,7 @@ from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
 from gateway.replicas.served import endpoint_in
 from gateway.request.keyring import Caller
+from gateway.request.paths import is_below
 from gateway.request.reader import no_replica, not_in_subset
 from gateway.settings.gateway_settings import GatewaySettings
 
@@ -93,11 +94,9 @@ class PickingGateway(Gateway):
             await context.write(words.immediate(error.status, [(b"content-type", b"application/json")], error.body()))
 
     def _is_own(self, head: words.RequestHead) -> bool:
-        """Whether it is a request that gateways know: for replicas, for the list of models, what a browser asks before
-        one; or one that they refuse."""
+        """Whether the picker answers or refuses it as a gateway does. Any replica answers others."""
         path, paths = _path(head), self.reader.paths
-        is_known = path == _MODELS or head.method == "OPTIONS"
-        return is_known or paths.is_for_replicas(head.method, path) or not paths.may_pass(path)
+        return head.method == "OPTIONS" or paths.is_for_replicas(head.method, path) or not paths.may_pass(path)
 
     async def _answer(self, context: Any, first: Any, head: words.RequestHead) -> None:
         call = EnvoyCall(context, asyncio.get_running_loop(), head)
@@ -123,7 +122,7 @@ class PickingGateway(Gateway):
         try:
             if self.cors.answers(exchange):
                 return
-            if exchange.path == _MODELS:
+            if is_below(exchange.path, (_MODELS,)):
                 own_id = (b"x-request-id", request_id(exchange.headers).encode())
                 await run_asgi(self.control, exchange, [own_id])
             else:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import cast, get_args
 from urllib.parse import parse_qs, quote, unquote_plus
 
-from gateway.endpoints import ENDPOINTS, FOLDERS, OWN_PATHS, REFUSED, Endpoint, Stored
+from gateway.endpoints import ENDPOINTS, FOLDERS, OF_EACH_REPLICA, OWN_PATHS, REFUSED, Endpoint, Stored
 from gateway.errors import ApiError
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -39,8 +39,8 @@ class PathRules:
         return path.startswith("/v1/") or is_below(folded(path), REFUSED) or self._passes(path) or path in ENDPOINTS
 
     def may_pass(self, path: str) -> bool:
-        """Whether a request that is none of an API may go to a replica as it came, if a proxy asks where."""
-        return _AMBIGUOUS.search(path) is None and not is_below(folded(path), (*self._denied, *REFUSED))
+        """Whether a request that is none of an API may go to any replica as it came, if a proxy asks where."""
+        return path in OF_EACH_REPLICA and not is_below(folded(path), self._denied)
 
     def refuse(self, path: str) -> None:
         """Raises a 404 if the path must not reach a replica."""

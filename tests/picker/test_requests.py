@@ -81,8 +81,13 @@ def test_a_stream_has_the_words_that_a_gateway_gives(url: str, cluster: Cluster)
 def test_the_models_are_those_that_gateways_list(url: str, cluster: Cluster) -> None:
     listed = [httpx.get(f"{each}/v1/models", trust_env=False).json() for each in (url, cluster.gateway_urls[0])]
     assert same(listed[0]) == same(listed[1])
-    assert httpx.get(f"{url}/version", trust_env=False).json().keys() == {"version"}, "other paths reach a replica"
-    assert [httpx.post(f"{url}/{path}", trust_env=False).status_code for path in ("sleep", "a//sleep")] == [404, 404]
+    assert httpx.get(f"{url}/v1/models/sim", trust_env=False).json()["id"] == "sim"
+
+
+def test_no_path_reaches_a_replica_but_those_that_gateways_know(url: str) -> None:
+    assert httpx.get(f"{url}/version", trust_env=False).json().keys() == {"version"}
+    refused = ("sleep", "a//sleep", "sim/reset_cache", "v1/keys")
+    assert [httpx.post(f"{url}/{path}", trust_env=False).status_code for path in refused] == [404] * len(refused)
 
 
 def test_one_prefix_stays_with_one_replica_whichever_picker_and_gateway_is_asked(
