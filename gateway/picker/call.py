@@ -42,8 +42,8 @@ class EnvoyCall:
         self.exchange = PickedExchange(self, loop, head)
         self.is_sent = False
         """Whether Envoy was told where the request goes. It can be told once."""
-        self.over: asyncio.Future[None] = loop.create_future()
-        """Done when Envoy has ended the call, or heard all."""
+        self.over: asyncio.Future[bool] = loop.create_future()
+        """Done when Envoy has ended the call, or heard all; true if it has heard a part of an answer that broke off."""
         self.others: Sequence[str] = ()
         """The URLs of replicas that Envoy may try itself."""
         self.on_served: Callable[[str], None] | None = None
@@ -128,10 +128,20 @@ class EnvoyCall:
             answer.end()
         answer.wake()
 
-    def finish(self) -> None:
+    def finish(self, *, is_broken: bool = False) -> None:
         """Nothing more is said or heard."""
         if not self.over.done():
-            self.over.set_result(None)
+            self.over.set_result(is_broken)
+
+    def break_off(self) -> None:
+        """The answer will not be complete. Envoy must not take what it has heard for all of it."""
+        if self._gathered is None:
+            self.finish(is_broken=True)
+        else:
+            self._gathered = None
+            self._say_error(
+                ApiError(502, "stream_broken", "Another replica broke its answer off; none of it is given.")
+            )
 
     def leave(self) -> None:
         """The call is over: whoever still waits for it stops."""
@@ -234,10 +244,11 @@ class EnvoyCall:
             status, headers, body = self._gathered
             body += piece
             if len(body) > _MAX_GATHERED_BYTES:
-                error = ApiError(502, "answer_too_large", "The answer is too large to be given by another replica.")
-                status, headers, body = 502, [(b"content-type", b"application/json")], bytearray(error.body())
-                is_last, self._gathered = True, None
-            if is_last:
+                self._gathered = None
+                self._say_error(
+                    ApiError(502, "answer_too_large", "The answer is too large to be given by another replica.")
+                )
+            elif is_last:
                 self._gathered = None
                 self._say(words.immediate(status, headers, body))
                 self._all_said()
@@ -262,6 +273,11 @@ class EnvoyCall:
     def _all_said(self) -> None:
         self._is_all_said = True
         self._wake_writer()
+
+    def _say_error(self, error: ApiError) -> None:
+        """Envoy answers this, and nothing else."""
+        self._say(words.refusal(error))
+        self._all_said()
 
     def _wake_writer(self) -> None:
         if self._wake is not None and not self._wake.done():

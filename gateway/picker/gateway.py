@@ -91,7 +91,7 @@ class PickingGateway(Gateway):
             else:
                 await pass_on(context, await self._any_endpoint(head))
         except ApiError as error:
-            await context.write(words.immediate(error.status, [(b"content-type", b"application/json")], error.body()))
+            await context.write(words.refusal(error))
 
     def _is_own(self, head: words.RequestHead) -> bool:
         """Whether the picker answers or refuses it as a gateway does. Any replica answers others."""
@@ -108,12 +108,12 @@ class PickingGateway(Gateway):
         reading = self.tasks.spawn(call.read(), "call's reader")
         writing = self.tasks.spawn(call.write_all(), "call's writer")
         try:
-            await call.over
+            is_broken = await call.over
         finally:
             reading.cancel()
             writing.cancel()
             call.leave()
-        if not exchange.is_answered and not exchange.is_gone:
+        if is_broken:
             await context.abort(grpc.StatusCode.INTERNAL, "the answer broke off")
 
     async def _run(self, call: EnvoyCall, first: Any) -> None:
@@ -129,7 +129,7 @@ class PickingGateway(Gateway):
                 await self.proxy(exchange, self._identify_by(first))
         finally:
             if not exchange.is_answered:
-                call.finish()
+                call.break_off()
 
     def _identify_by(self, first: Any) -> Identify | None:
         """Who calls, by what the proxy says; None if API keys tell it."""

@@ -226,6 +226,12 @@ def immediate(status: int, headers: RawHeaders, body: bytes | bytearray) -> Any:
     return message
 
 
+def refusal(error: ApiError) -> Any:
+    """Envoy answers this error."""
+    headers = {"content-type": "application/json", **error.headers}
+    return immediate(error.status, [(name.encode(), value.encode()) for name, value in headers.items()], error.body())
+
+
 def unchanged(kind: str) -> Any:
     """Headers or trailers stay as they are. `kind`: the field of the message that is answered."""
     message = ProcessingResponse()

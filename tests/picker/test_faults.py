@@ -74,6 +74,25 @@ def test_an_error_of_all_replicas_is_passed_on(url: str, cluster: Cluster) -> No
     assert "Simulated failure" in answer.json()["error"]["message"]
 
 
+def test_a_large_answer_that_breaks_off_never_looks_complete(url: str, cluster: Cluster) -> None:
+    body = {"model": "sim", "input": [text(), *("x" for _ in range(4000))]}
+
+    def ask_for_all() -> httpx.Response:
+        return httpx.post(f"{url}/v1/embeddings", json=body, timeout=30, trust_env=False)
+
+    first = replica_of(cluster, ask_for_all())
+    for sim in cluster.replicas:
+        sim.fail("error") if sim is first else sim.fail("cut", count=-1)
+    try:
+        answer = ask_for_all()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "stream_broken")
+    except httpx.RemoteProtocolError:
+        pass  # Envoy had begun to give it
+    finally:
+        for sim in cluster.replicas:
+            sim.fail("none")
+
+
 @pytest.mark.parametrize("fault", ["error", "truncate"])
 def test_a_stream_that_the_picker_reads_goes_on_at_another_replica(
     cluster: Cluster, pickers: list[Picker], tmp_path: Path, fault: str
