@@ -37,8 +37,12 @@ _MAX_GATHERED_BYTES = 2**24
 class EnvoyCall:
     """Envoy's call. `read` takes its messages; `write_all` tells Envoy what the two ends have to say."""
 
-    def __init__(self, context: Any, loop: asyncio.AbstractEventLoop, head: words.RequestHead) -> None:
+    def __init__(
+        self, context: Any, loop: asyncio.AbstractEventLoop, head: words.RequestHead, stops: asyncio.Event
+    ) -> None:
         self._context, self._loop, self.head = context, loop, head
+        self.stops = stops
+        """Set when the picker stops: then no load is held any more."""
         self.exchange = PickedExchange(self, loop, head)
         self.is_sent = False
         """Whether Envoy was told where the request goes. It can be told once."""

@@ -31,34 +31,41 @@ from gateway.request.reader import no_replica, not_in_subset
 from gateway.settings.gateway_settings import GatewaySettings
 
 _MODELS = "/v1/models"
+_LAST_WORDS_S = 1.0
+"""For what calls say that the end of the grace period cuts off."""
 
 
 class PickingGateway(Gateway):
     """A gateway for clients, and a picker for proxies."""
 
     _attempt_of = PassingAttempt
-    _service: Service | None = None
 
     async def start(self) -> None:
-        self._answering: set[asyncio.Task[None]] = set()
+        self.service = Service(self.settings.picker, self.pick)
+        self._answering, self._stops = set[asyncio.Task[None]](), asyncio.Event()
         self._fit(self.settings)
         await super().start()
-        self._service = service = Service(self.settings.picker, self.pick)
-        await service.start()
-        self.tasks.spawn(service.follow(lambda: self.status.readiness()[0]), "health service")
+        await self.service.start()
+        self.tasks.spawn(self.service.follow(lambda: self.status.readiness()[0]), "health service")
 
     async def stop(self) -> None:
-        if self._service is not None:
-            await self._service.stop(self.settings.timeouts.grace_s)
-            self._passing.is_over.set()  # what passes is charged now, before the ledger is closed
-            await asyncio.gather(*self._answering, return_exceptions=True)
+        """Calls end first, for `timeouts.grace_s` at most. Those that still run then say that the picker stops. All are
+        billed before the store is left."""
+        grace_s = self.settings.timeouts.grace_s
+        self._stops.set()
+        stopping = self.tasks.spawn(self.service.stop(grace_s + _LAST_WORDS_S), "stop")
+        await asyncio.wait({stopping}, timeout=grace_s)
+        late = list(self._answering)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        await stopping
         await super().stop()
 
     def _attempt(self, outgoing: Outgoing, relay: Relay, charges: Charges, deadlines: Deadlines) -> Attempt:
         attempt = super()._attempt(outgoing, relay, charges, deadlines)
         assert isinstance(attempt, PassingAttempt)
         attempt.fallback_endpoints = self.settings.picker.fallback_endpoints
-        self._passing = attempt
         return attempt
 
     def _use(self, settings: GatewaySettings) -> None:
@@ -99,7 +106,7 @@ class PickingGateway(Gateway):
         return head.method == "OPTIONS" or paths.is_for_replicas(head.method, path) or not paths.may_pass(path)
 
     async def _answer(self, context: Any, first: Any, head: words.RequestHead) -> None:
-        call = EnvoyCall(context, asyncio.get_running_loop(), head)
+        call = EnvoyCall(context, asyncio.get_running_loop(), head, self._stops)
         exchange = call.exchange
         exchange.path, exchange.subset = _path(head), head.subset
         exchange.task = self.tasks.spawn(self._run(call, first), "call")

@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 import structlog
 
@@ -41,11 +40,6 @@ class PassingAttempt(Attempt):
     fallback_endpoints = 0
     """How many replicas the proxy may try itself."""
 
-    def __init__(self, *timeouts: Any, **parts: Any) -> None:
-        super().__init__(*timeouts, **parts)
-        self.is_over = asyncio.Event()
-        """Set when the picker stops: then no load is held any more."""
-
     async def _sent(
         self, job: Job, tries: Tries, reply: Reply, held: HeldBytes, leg: PrefillLeg | NoLeg
     ) -> Failure | None:
@@ -72,8 +66,8 @@ class PassingAttempt(Attempt):
                 leg.taken()
             if answer.status in RETRIED_STATUSES:
                 call.abort()
-                return self._noted(ticket, Failure(f"status_{answer.status}", answer.status))
-            await self._passed(job, tries, reply, answer)
+                return self._noted(ticket, _unread(job, answer))
+            await self._passed(job, tries, reply, answer, call.stops)
             return None
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
@@ -103,7 +97,7 @@ class PassingAttempt(Attempt):
         ticket.moved(name, record.incarnation, replicas[name])
         reply.note(ticket, job.caller.sees_decisions)
 
-    async def _passed(self, job: Job, tries: Tries, reply: Reply, answer: Answer) -> None:
+    async def _passed(self, job: Job, tries: Tries, reply: Reply, answer: Answer, stops: asyncio.Event) -> None:
         """The answer passes. Holds its load for as long as it takes."""
         ticket = tries.ticket
         streamed = answer.status == HTTPStatus.OK and answer.is_event_stream
@@ -116,7 +110,7 @@ class PassingAttempt(Attempt):
                 ticket.first_token()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._takes_s(job, ticket)):
-                        await self.is_over.wait()
+                        await stops.wait()
         else:
             reply.start_body(answer, answer.content_length)
         if answer.status < HTTPStatus.BAD_REQUEST:

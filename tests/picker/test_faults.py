@@ -190,6 +190,36 @@ def test_a_picker_that_is_told_to_stop_ends_its_answers_first(
         assert victim.process.returncode == 0
 
 
+def test_answers_that_pass_are_billed_when_their_picker_is_told_to_stop(
+    own: Cluster, four: list[Picker], victim: Picker, tmp_path: Path
+) -> None:
+    def billed() -> tuple[int, int]:
+        totals = httpx.get(f"{own.gateway_urls[0]}/v1/usage", trust_env=False).json()["totals"]
+        return totals["requests"], totals["errors"]
+
+    requests, errors = billed()
+    with running_envoy([victim], tmp_path, PASSES) as url:
+        opened = [stream(url, max_tokens=4000) for _ in range(4)]
+        for each in opened:
+            each.__enter__()
+        victim.end(signal.SIGTERM)
+        assert billed() == (requests + 4, errors)
+        for each in opened:
+            each.__exit__(None, None, None)
+
+
+def test_what_a_stopping_picker_cuts_off_ends_with_an_error(own: Cluster, tmp_path: Path) -> None:
+    hurried = {"timeouts": {"grace_s": 1}}
+    with (
+        running_pickers(own, tmp_path, 1, hurried) as (picker,),
+        running_envoy([picker], tmp_path) as url,
+        stream(url, max_tokens=4000) as answer,
+    ):
+        picker.end(signal.SIGTERM)
+        assert '"shutting_down"' in answer.read().decode()
+    wait_until(lambda: is_idle(own))
+
+
 def test_requests_avoid_a_picker_that_freezes(four: list[Picker], tmp_path: Path) -> None:
     with running_envoy(four, tmp_path) as url:
         four[1].tell(signal.SIGSTOP)
