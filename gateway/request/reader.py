@@ -68,13 +68,14 @@ class Reader:
         security, limits = settings.security, settings.limits
         self._policy = settings.policy
         self._max_told_tokens = settings.resume.max_prompt_tokens
-        self._pass_authorization = not security.api_keys and security.replica_api_key is None
+        knows_tenants = bool(security.api_keys) or settings.picker.tenant is not None
+        self._pass_authorization = not knows_tenants and security.replica_api_key is None
         self.paths = PathRules(security.allowed_paths, security.denied_paths)
         removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
         self._rules = BodyRules(
             removed,
             # The gateway cannot add a tenant's salt to a form, so it removes any salt from forms.
-            (*removed, "cache_salt") if security.api_keys else removed,
+            (*removed, "cache_salt") if knows_tenants else removed,
             PromptLimits(limits.max_image_pixels, tuple(security.image_hosts), security.media_folder or ""),
         )
         self._max_buffered_bytes = limits.max_buffered_bytes
