@@ -274,14 +274,14 @@ class EnvoyCall:
         self._to_say.append(message)
         self._wake_writer()
 
-    def _all_said(self) -> None:
-        self._is_all_said = True
-        self._wake_writer()
-
     def _say_error(self, error: ApiError) -> None:
         """Envoy answers this, and nothing else."""
         self._say(words.refusal(error))
         self._all_said()
+
+    def _all_said(self) -> None:
+        self._is_all_said = True
+        self._wake_writer()
 
     def _wake_writer(self) -> None:
         if self._wake is not None and not self._wake.done():

@@ -15,11 +15,13 @@ from http import HTTPStatus
 
 import structlog
 
+from gateway.errors import ApiError
 from gateway.picker.call import CURRENT
 from gateway.relay.attempt import Attempt
+from gateway.relay.error_shapes import error_body
 from gateway.relay.held import HeldBytes
 from gateway.relay.prefill_legs import NoLeg, PrefillLeg
-from gateway.relay.reply import Reply
+from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.retries import RETRIED_STATUSES, Failure
 from gateway.relay.tries import Tries
 from gateway.replicas.served import endpoint_in
@@ -30,6 +32,7 @@ from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
 
 _log = structlog.get_logger("kvgate.picker")
+_OF_BODY = frozenset({b"content-type", b"content-encoding"})
 _ASSUMED_TOKENS, _ASSUMED_TOKENS_PER_S = 200.0, 50.0
 """Of an answer, and of one sequence, until an engine has told."""
 
@@ -128,3 +131,13 @@ class PassingAttempt(Attempt):
         if job.max_output_tokens is not None:
             tokens = min(tokens, job.max_output_tokens / job.choices)
         return tokens / ((member.tokens_per_s if member is not None else 0) or _ASSUMED_TOKENS_PER_S)
+
+
+def _unread(job: Job, answer: Answer) -> Failure:
+    """A failure whose body Envoy does not show. If no other replica answers, its client gets this one in its place."""
+    message = f"The replica answered {answer.status}; its proxy does not show the rest (docs/picker.md, Two modes)."
+    error = ApiError(answer.status, "replica_error", message)
+    headers = [header for header in passed_headers(answer) if header[0] not in _OF_BODY]
+    headers.append((b"content-type", b"application/json"))
+    body = error_body(error, job.endpoint.api, job.id)
+    return Failure(f"status_{answer.status}", answer.status, tuple(headers), body)

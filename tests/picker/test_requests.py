@@ -18,6 +18,7 @@ from tests.api.stage import chat_body, fresh, text
 from tests.certificates import self_signed
 from tests.picker.stage import (
     CHAT,
+    PASSES,
     Picker,
     ask,
     is_idle,
@@ -195,6 +196,9 @@ def test_requests_go_to_the_endpoints_that_the_proxy_allows_and_to_no_other(
         assert httpx.get(f"{url}/version", trust_env=False).status_code == 200
         allowed.fail("error", count=-1)
         assert ask(url).status_code == 500, "no other replica is asked"
+        with running_envoy(pickers, tmp_path, {**PASSES, **subset_of(endpoints)}) as passes:
+            unread = ask(passes)
+        assert (unread.status_code, unread.json()["error"]["code"]) == (500, "replica_error")
         allowed.fail("none")
     with running_envoy(pickers, tmp_path, subset_of("10.9.9.9:8000")) as url:
         answers = [ask(url), httpx.get(f"{url}/version", trust_env=False)]
@@ -220,10 +224,10 @@ def test_the_tenant_is_the_one_that_the_proxy_has_authenticated(cluster: Cluster
             for tenant in ("small", "large")
         }
         assert statuses == {"small": [200, 200, 429, 429], "large": [200] * 4}
-        unknown = ask(url)
-        assert (unknown.status_code, unknown.json()["error"]["code"]) == (401, "tenant_unknown")
         token = {"x-tenant": "large", "authorization": "Bearer of the proxy"}
         assert "Authorization" not in seen_of(cluster, post(url, CHAT, chat_body(fresh()), headers=token))["headers"]
+        unknown = ask(url)
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (401, "tenant_unknown")
 
 
 def test_the_tenant_may_be_in_metadata_or_in_an_attribute(cluster: Cluster, tmp_path: Path) -> None:
