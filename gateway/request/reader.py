@@ -225,7 +225,10 @@ class Reader:
         offer = self._fleet.offers.get(placed_as or "")
         backends = resolve_model(self._fleet, model, path, caller)
         fallbacks = offer.fallback if offer is not None and subset is None else ()
-        if not (allowed := within(backends, subset)):
+        allowed = within(backends, subset)
+        if not allowed and model is None and object_in_path(path):  # the object's id gives the pool later
+            allowed = next(filter(None, (within(each, subset) for each in self._fleet.served.values())), ())
+        if not allowed:
             raise not_in_subset()
         return Route(placed_as, allowed, offer, allowed[0], fallbacks, subset)
 

@@ -13,7 +13,8 @@ import httpx
 import orjson
 import pytest
 
-from bench.cluster import Cluster
+from bench.cluster import Cluster, SimReplica
+from gateway.ops.local.ports import free_ports
 from tests.api.stage import chat_body, fresh, text
 from tests.certificates import self_signed
 from tests.picker.stage import (
@@ -204,6 +205,28 @@ def test_requests_go_to_the_endpoints_that_the_proxy_allows_and_to_no_other(
         answers = [ask(url), httpx.get(f"{url}/version", trust_env=False)]
         assert [answer.status_code for answer in answers] == [503, 503]
         assert answers[0].json()["error"]["code"] == "no_replica_in_subset"
+
+
+def test_an_object_of_a_model_is_found_where_the_proxy_allows_only_that_models_replica(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    other = SimReplica("other", *free_ports(1), ("--model", "other", "--served-name", "other"), tmp_path / "other.log")
+    replicas = [{"id": each.id, "url": each.url} for each in (*cluster.replicas, other)]
+    other.start()
+    try:
+        other.wait_until_ready()
+        allowed = subset_of(other.url.removeprefix("http://"))
+        with (
+            running_pickers(cluster, tmp_path, 1, {"replicas": replicas}) as pickers,
+            running_envoy(pickers, tmp_path, allowed) as url,
+        ):
+            made = post(url, "/v1/responses", {"model": "other", "input": "hello"}).json()
+            assert httpx.get(f"{url}/v1/responses/{made['id']}", trust_env=False).json()["id"] == made["id"]
+            with running_envoy(pickers, tmp_path, subset_of(cluster.replicas[0].url.removeprefix("http://"))) as beyond:
+                refused = httpx.get(f"{beyond}/v1/responses/{made['id']}", trust_env=False)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_replica_in_subset")
+    finally:
+        other.kill()
 
 
 @contextmanager
