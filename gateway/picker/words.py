@@ -6,9 +6,11 @@ would let it choose any address that Envoy can reach.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from google.protobuf import struct_pb2
 
@@ -65,12 +67,21 @@ def read_head(message: Any, trusts_headers: bool) -> RequestHead:
         unquote(path) if "%" in path else path,
         query.encode("latin-1"),
         headers,
-        came_through.rpartition(",")[2].strip(),  # Envoy adds the address that it sees to the end
+        _address(came_through.rpartition(",")[2].strip()),  # Envoy adds the one that it sees to the end
         pseudo.get(b":scheme", "http"),
         not message.request_headers.end_of_stream,
         _subset(message, named if trusts_headers else {}),
         shows_answers,
     )
+
+
+def _address(text: str) -> str:
+    """The IP address in a text that may have a port, too; empty if it has none."""
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(text))
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(urlsplit(f"//{text}").hostname or ""))
+    return ""
 
 
 def _checked_modes(message: Any) -> bool:

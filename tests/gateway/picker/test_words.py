@@ -31,6 +31,13 @@ def test_a_request_is_read_with_the_address_that_envoy_saw() -> None:
     assert not any(name.startswith(b":") for name, _ in head.headers)
 
 
+@pytest.mark.parametrize(
+    ("told", "peer"), [("1.2.3.4:55", "1.2.3.4"), ("[::1]:55", "::1"), ("::1", "::1"), ("unknown", ""), ("[::1", "")]
+)
+def test_the_address_of_a_client_is_an_ip_address_or_unknown(told: str, peer: str) -> None:
+    assert words.read_head(asked(("x-forwarded-for", f"9.9.9.9, {told}")), trusts_headers=False).peer == peer
+
+
 @pytest.mark.parametrize("path", ["", "*", "http://evil/v1/models"])
 def test_a_target_that_is_no_path_is_refused(path: str) -> None:
     message = asked()
