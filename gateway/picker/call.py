@@ -85,6 +85,9 @@ class EnvoyCall:
                 self._heard(message)
                 if not self._may_read.is_set():
                     await self._may_read.wait()
+        except Exception:
+            self.finish(is_broken=True)
+            raise
         finally:
             self.finish()
 
@@ -112,6 +115,9 @@ class EnvoyCall:
                     self._answer.end()
 
     def _answer_came(self, message: Any) -> None:
+        if not self.is_sent:  # Envoy answers itself: the client took too long, for example
+            self.finish()
+            return
         told, served = message.response_headers, words.served(message)
         if served not in ("", self._picked) and self.on_served is not None:
             self.on_served(served)
@@ -136,6 +142,7 @@ class EnvoyCall:
         """Nothing more is said or heard."""
         if not self.over.done():
             self.over.set_result(is_broken)
+            self._wake_writer()
 
     def break_off(self) -> None:
         """The answer will not be complete. Envoy must not take what it has heard for all of it."""
@@ -288,22 +295,31 @@ class EnvoyCall:
             self._wake.set_result(None)
 
     async def write_all(self) -> None:
-        """Tell Envoy what there is to tell, until all is said."""
-        while True:
-            while self._to_say:
-                await self._context.write(self._to_say.popleft())
-            if self._body or self._is_body_over:
-                body, self._body, is_last = self._body, bytearray(), self._is_body_over
-                self._is_body_over = False
-                for message in words.bodies("response_body", body, is_last=is_last and not self._ends_by_trailers):
-                    await self._context.write(message)
-                if is_last and self._ends_by_trailers:
-                    await self._context.write(words.unchanged("response_trailers"))
-                if len(self._body) < _LOW_BYTES:
-                    self.exchange.resume_writing()
-            elif not self._to_say:
-                if self._is_all_said:
+        """Tell Envoy what there is to tell, until all is said or the call is over."""
+        try:
+            while not self.over.done():
+                while self._to_say:
+                    await self._tell(self._to_say.popleft())
+                if self._body or self._is_body_over:
+                    await self._tell_body()
+                elif self._is_all_said and not self._to_say:
                     self.finish()
-                    return
-                self._wake = self._loop.create_future()
-                await self._wake
+                elif not self._to_say:
+                    self._wake = self._loop.create_future()
+                    await self._wake
+        except grpc.aio.BaseError:  # Envoy is gone
+            self.finish()
+
+    async def _tell_body(self) -> None:
+        body, self._body, is_last = self._body, bytearray(), self._is_body_over
+        self._is_body_over = False
+        for message in words.bodies("response_body", body, is_last=is_last and not self._ends_by_trailers):
+            await self._tell(message)
+        if is_last and self._ends_by_trailers:
+            await self._tell(words.unchanged("response_trailers"))
+        if len(self._body) < _LOW_BYTES:
+            self.exchange.resume_writing()
+
+    async def _tell(self, message: Any) -> None:
+        if not self.over.done():
+            await self._context.write(message)

@@ -118,8 +118,9 @@ class PickingGateway(Gateway):
             is_broken = await call.over
         finally:
             reading.cancel()
-            writing.cancel()
+            call.finish()
             call.leave()
+        await writing  # gRPC cannot end a call in the middle of a message
         if is_broken:
             await context.abort(grpc.StatusCode.INTERNAL, "the answer broke off")
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+import orjson
 import pytest
 
 from bench.cluster import Cluster, SimReplica, running_cluster
-from tests.api.stage import text
+from gateway.picker.messages import ProcessingRequest, ProcessingResponse
+from gateway.picker.service import SERVICE
+from tests.api.stage import chat_body, text
 from tests.picker.stage import (
+    CHAT,
     PASSES,
     Picker,
     ask,
@@ -91,6 +98,43 @@ def test_a_large_answer_that_breaks_off_never_looks_complete(url: str, cluster: 
     finally:
         for sim in cluster.replicas:
             sim.fail("none")
+
+
+def test_an_answer_that_envoy_gives_before_it_knows_a_replica_passes(pickers: list[Picker], tmp_path: Path) -> None:
+    idle = "stream_idle_timeout: 960s"
+    begun = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+    with running_envoy(pickers, tmp_path, {idle: f"{idle}\n                request_timeout: 0.5s"}) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=30) as client:
+            client.sendall(begun)
+            head = client.recv(1000)
+    assert b"408 Request Timeout" in head
+    assert b"x-request-id" not in head, "the picker would have waited longer"
+
+
+def test_a_proxy_that_leaves_in_the_middle_of_a_request_is_no_error(own: Cluster, tmp_path: Path) -> None:
+    head, body, has_left = ProcessingRequest(), ProcessingRequest(), threading.Event()
+    for name, value in ((":method", "POST"), (":path", CHAT), ("content-type", "application/json")):
+        head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    body.request_body.body = orjson.dumps(chat_body("x", user="x" * 6_000_000))
+    body.request_body.end_of_stream = True
+
+    def told() -> Iterator[Any]:
+        yield from (head, body)
+        has_left.wait()
+
+    with running_pickers(own, tmp_path, 1, tls="off") as (picker,):
+        with grpc.insecure_channel(f"127.0.0.1:{picker.grpc_port}") as channel:
+            process = channel.stream_stream(
+                f"/{SERVICE}/Process", ProcessingRequest.SerializeToString, ProcessingResponse.FromString
+            )
+            for _ in range(8):  # it is a matter of luck in which order the picker learns it
+                heard = process(told())
+                assert [next(heard).WhichOneof("of") for _ in range(5)] == ["request_headers", *["request_body"] * 4]
+                heard.cancel()
+            has_left.set()
+        wait_until(lambda: picker.metric("kvgate_requests_total", 'status="499"') == 8)
+        assert '"level": "error"' not in picker.configs[-1].with_suffix(".log").read_text()
 
 
 @pytest.mark.parametrize("fault", ["error", "truncate"])
