@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from grpc_health.v1._async import HealthServicer
 
 from gateway.picker.messages import ProcessingRequest, ProcessingResponse
 from gateway.settings.picker_settings import PickerSettings
-from gateway.tls import BadCertificate
+from gateway.tls import BadCertificate, Certificate
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HEALTH_NAMES: Final = ("", "liveness", "readiness", SERVICE)
@@ -37,7 +38,8 @@ class Service:
 
     async def start(self) -> None:
         """Raises OSError if the port is taken, BadCertificate."""
-        address = f"{self._settings.host}:{self._settings.port}"
+        host = self._settings.host
+        address = f"{f'[{host}]' if ':' in host else host}:{self._settings.port}"
         options = [
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -93,17 +95,19 @@ def _credentials(settings: PickerSettings) -> Any:
     if settings.tls == "self-signed":
         return grpc.ssl_server_credentials([_self_signed()])
     tls = settings.tls
-    pair = _read("key", tls.key), _read("certificate", tls.certificate)
+    Certificate("picker.tls", tls, lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # gRPC does not say what is wrong
+    pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
     if tls.client_ca is None:
         return grpc.ssl_server_credentials([pair])
-    return grpc.ssl_server_credentials([pair], _read("client_ca", tls.client_ca), require_client_auth=True)
+    return grpc.ssl_server_credentials([pair], _authority(tls.client_ca), require_client_auth=True)
 
 
-def _read(field: str, file: str) -> bytes:
+def _authority(file: str) -> bytes:
     try:
+        ssl.create_default_context(cafile=file)
         return Path(file).read_bytes()
     except OSError as error:
-        raise BadCertificate(f"picker.tls.{field}: cannot read {file} ({error.strerror})") from None
+        raise BadCertificate(f"picker.tls.client_ca: {file} has no certificate in PEM ({error.strerror})") from None
 
 
 def _self_signed() -> tuple[bytes, bytes]:
