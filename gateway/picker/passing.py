@@ -17,12 +17,12 @@ import structlog
 
 from gateway.errors import ApiError
 from gateway.picker.call import CURRENT
-from gateway.relay.attempt import Attempt
+from gateway.relay.attempt import Attempt, of_prefill
 from gateway.relay.error_shapes import error_body
 from gateway.relay.held import HeldBytes
 from gateway.relay.prefill_legs import NoLeg, PrefillLeg
 from gateway.relay.reply import Reply, passed_headers
-from gateway.relay.retries import RETRIED_STATUSES, Failure
+from gateway.relay.retries import RETRIED_STATUSES, UNPREFILLED, Failure
 from gateway.relay.tries import Tries
 from gateway.replicas.served import endpoint_in
 from gateway.request.job import Job
@@ -69,12 +69,14 @@ class PassingAttempt(Attempt):
                 leg.taken()
             if answer.status in RETRIED_STATUSES:
                 call.abort()
-                return self._noted(ticket, _unread(job, answer))
+                return self._noted(ticket, of_prefill(ticket, _unread(job, answer)))
             await self._passed(job, tries, reply, answer, call.stops)
             return None
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
         except TimeoutError:
+            if waiting.move_reason == UNPREFILLED:
+                return Failure(UNPREFILLED)
             return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
         finally:
             if answer is not None:

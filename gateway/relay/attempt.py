@@ -145,7 +145,7 @@ class Attempt:
                 target, is_sent_once = self._outgoing.target(job, ticket), job.has_effects or bool(leg.given)
                 answer = await self._upstream.send(job.method, ticket.url, target, headers, body, is_sent_once)
                 if answer.status in RETRIED_STATUSES:
-                    return self._noted(ticket, _of_prefill(ticket, await declined(answer, held)))
+                    return self._noted(ticket, of_prefill(ticket, await declined(answer, held)))
                 streamed = answer.status == 200 and answer.is_event_stream
                 if not streamed:
                     ticket.answered_s = time.monotonic()
@@ -153,7 +153,7 @@ class Attempt:
                 said = begins(job, answer) if streamed else says(job, answer, is_whole)
                 if said.unfinished is not None and (failure := failure_of(said.unfinished, job)) is not None:
                     self._refuse_replay(job, ticket, answer, failure.reason)
-                    return self._doubted(ticket, _of_prefill(ticket, failure))
+                    return self._doubted(ticket, of_prefill(ticket, failure))
                 if answer.status >= 400 and (failure := await self._refused(job, tries, answer, is_whole, held)):
                     return failure
                 hedge.answered(streamed)
@@ -358,7 +358,7 @@ class Attempt:
         return failure
 
 
-def _of_prefill(ticket: Ticket, failure: Failure) -> Failure:
+def of_prefill(ticket: Ticket, failure: Failure) -> Failure:
     """If another replica has computed the prompt, this one may only have failed to get that."""
     return replace(failure, is_of_prefill=True) if ticket.is_prefilled and failure.is_server_error else failure
 
