@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import envoy
 from gateway.doctor.event_endpoints import outward_address
 from gateway.ops.local.embedded_redis import WHEEL, server_of_wheel, system_redis
-from tests.fit import install
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ def helm() -> str | None:
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ENVOY = install.program("envoy") or shutil.which("envoy")
 NEEDS = {
     "the version before": Need(
         _succeeds(*older_version("coordinator/keys.py")), "git, and a checkout with its history"
@@ -94,7 +93,7 @@ NEEDS = {
     "prometheus": Need(
         _on_path("prometheus", "promtool"), "apt install prometheus (or only unpack it: .ci/run shows how)"
     ),
-    "envoy": Need(lambda: ENVOY is not None, "make test-fit installs it (or put one on PATH: .ci/run shows how)"),
+    "envoy": Need(lambda: envoy.program() is not None, envoy.INSTALL),
     "curl": Need(_on_path("curl"), "apt install curl"),
     "openssl": Need(_on_path("openssl"), "apt install openssl"),
     "docker compose": Need(_succeeds("docker", "compose", "version"), "https://docs.docker.com/compose/install"),

@@ -14,6 +14,7 @@ import sys
 import venv
 from pathlib import Path
 
+from bench import envoy
 from bench.vllm import install as vllm
 
 _LISTS = Path(__file__).parent
@@ -22,7 +23,7 @@ _FILES = ("requirements.txt", "package.json", "validate.js")
 
 def home() -> Path:
     """The folder of the environment. The Node project is in it."""
-    return vllm.home().with_name("fit")
+    return envoy.FIT
 
 
 def project() -> Path:
@@ -32,8 +33,7 @@ def project() -> Path:
 
 def program(name: str) -> str | None:
     """Where a program of this environment is; None if it is not installed."""
-    found = next(home().glob("lib/python*/site-packages/envoy/_bin/envoy"), None) if name == "envoy" else None
-    return str(found) if found else shutil.which(name, path=home() / "bin")
+    return envoy.program() if name == "envoy" else shutil.which(name, path=home() / "bin")
 
 
 def install() -> None:

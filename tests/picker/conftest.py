@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from bench.cluster import Cluster, running_cluster
+from bench.envoy import NOTHING, PASSES
+from bench.pickers import Picker, running_pickers
 from tests.api.stage import PATIENT_REDIS
-from tests.picker.stage import NOTHING, PASSES, Picker, running_envoy, running_pickers
+from tests.picker.stage import running_envoy
 
 SETTINGS = {"redis": PATIENT_REDIS, "hedge": {"max_share": 0}}
 

@@ -16,18 +16,9 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster, running_cluster
+from bench.pickers import Picker, running_pickers
 from tests.api.stage import chat_body, fresh, text
-from tests.picker.stage import (
-    CHAT,
-    Picker,
-    ask,
-    is_idle,
-    load,
-    replica_of,
-    running_envoy,
-    running_pickers,
-    stream,
-)
+from tests.picker.stage import CHAT, ask, is_idle, load, replica_of, running_envoy, stream
 from tests.polling import wait_until
 from tests.programs import needs
 

@@ -16,22 +16,12 @@ import orjson
 import pytest
 
 from bench.cluster import Cluster, SimReplica, running_cluster
+from bench.envoy import PASSES
+from bench.pickers import Picker, is_ready, running_pickers
 from gateway.picker.messages import ProcessingRequest, ProcessingResponse
 from gateway.picker.service import SERVICE
 from tests.api.stage import chat_body, text
-from tests.picker.stage import (
-    CHAT,
-    PASSES,
-    Picker,
-    ask,
-    is_idle,
-    is_ready,
-    replica_of,
-    running_envoy,
-    running_pickers,
-    stream,
-    words_of,
-)
+from tests.picker.stage import CHAT, ask, is_idle, replica_of, running_envoy, stream, words_of
 from tests.polling import wait_until
 from tests.programs import needs
 from tests.redis_server import running_redis

@@ -14,21 +14,12 @@ import orjson
 import pytest
 
 from bench.cluster import Cluster, SimReplica
+from bench.envoy import PASSES
+from bench.pickers import Picker, running_pickers
 from gateway.ops.local.ports import free_ports
 from tests.api.stage import chat_body, fresh, text
 from tests.certificates import self_signed
-from tests.picker.stage import (
-    CHAT,
-    PASSES,
-    Picker,
-    ask,
-    is_idle,
-    replica_of,
-    running_envoy,
-    running_pickers,
-    stream,
-    words_of,
-)
+from tests.picker.stage import CHAT, ask, is_idle, replica_of, running_envoy, stream, words_of
 from tests.polling import wait_until
 from tests.programs import needs
 from tests.threaded_server import SilentHandler, in_thread
