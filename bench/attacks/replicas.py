@@ -135,7 +135,8 @@ class Replicas:
             self._seen[name] += 1
             await LIES[name](writer)
         else:
-            writer.write(self._answers.stream if _STREAM.search(asked) else self._answers.whole)
+            answers = self._answers.of(target)
+            writer.write(answers.stream if _STREAM.search(asked) else answers.whole)
 
 
 def _json(counts: Counter[str]) -> bytes:

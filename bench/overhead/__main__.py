@@ -4,10 +4,13 @@
     python -m bench.overhead --contenders kvgate,sglang-router --prompts '350 B' --answers 'stream 16' --connections 8
     python -m bench.overhead --contenders kvgate --beside ../kvgate-before --rounds 5 --connections 8
     python -m bench.overhead --contenders kvgate --without resume --calls --rounds 10 --connections 8
+    python -m bench.overhead --contenders 'kvgate,envoy + picker' --prompts '100k tokens' \\
+        --answers 'stream 1000 paced' --connections '' --rates 10 --seconds 20 --replicas 10
 
 The proxies run side by side and take turns, so that changes of the machine's speed affect all of them alike. The full
 grid takes hours, --quick three minutes. CPU is the time of the proxy's processes alone, without the client and the
-upstream. Requests/s depend on this machine, which all of them share.
+upstream. Requests/s depend on this machine, which all of them share. Envoy and its picker are one proxy; the JSON has
+the picker's part as `picker_cpu_us`, and how long placements take.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from bench.options import amounts, count, counts, names, positive
 from bench.overhead.calls import INSTALL
 from bench.overhead.cell import Compared, Figures, Row, Shape, compared, measure, median_of
 from bench.overhead.contenders import BESIDE, CONTENDERS, PARTS, of_checkout, without
-from bench.overhead.shapes import ANSWERS, PROMPTS
+from bench.overhead.shapes import ANSWERS, OF_PUBLISHED_RUNS, PROMPTS
 from bench.overhead.upstreams import upstreams
 from bench.peers import PEERS, DoesNotStart
 
@@ -46,6 +49,8 @@ def _beside(found: Compared) -> tuple[str, str, str]:
 
 def _table(rows: list[Row]) -> Table:
     columns = ["CPU us", "Redis us", "req/s", "first p50", "p99 ms"]
+    if any(row.figures.picker_cpu_us for row in rows):
+        columns.append("picker us")
     if any(row.figures.failed for row in rows):
         columns.append("failed")
     if any(row.figures.calls for row in rows):
@@ -66,6 +71,7 @@ def _table(rows: list[Row]) -> Table:
             f"{figures.per_s:.0f}",
             f"{figures.first_byte_p50_ms:.2f}",
             f"{figures.first_byte_p99_ms:.2f}",
+            *([f"{figures.picker_cpu_us:.0f}"] if "picker us" in columns else []),
             *([str(figures.failed)] if "failed" in columns else []),
             *([f"{figures.calls:.1f}"] if "calls" in columns else []),
             *(_beside(row.compared) if row.compared is not None else []),
@@ -81,7 +87,7 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
     contenders += [of_checkout(options.beside)] if options.beside else []
     contenders += [without(options.without)] if options.without else []
     with ExitStack() as stack:
-        urls = stack.enter_context(upstreams())
+        urls = stack.enter_context(upstreams(options.replicas))
         for contender in contenders:
             reason = contender.missing()
             try:
@@ -121,11 +127,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--contenders", type=names(CONTENDERS), default=",".join(CONTENDERS), help="default: %(default)s"
     )
-    parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="default: %(default)s")
-    parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="default: %(default)s")
+    for name, known in (("--prompts", PROMPTS), ("--answers", ANSWERS)):
+        usual = ",".join(each for each in known if each not in OF_PUBLISHED_RUNS)
+        others = ", ".join(each for each in known if each in OF_PUBLISHED_RUNS)
+        parser.add_argument(name, type=names(known), default=usual, help=f"default: {usual}; there is also: {others}")
     parser.add_argument(
         "--connections", type=counts, default="8,256", help="closed-loop clients, or '' (default: %(default)s)"
     )
+    parser.add_argument("--replicas", type=count, default=2, help="canned servers (default: %(default)s)")
     parser.add_argument("--rates", type=amounts, default="", help="requests/s at fixed rates (default: none)")
     parser.add_argument(
         "--rounds", type=count, default=3, help="rounds of each cell; results are medians (default: %(default)s)"

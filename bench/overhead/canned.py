@@ -24,35 +24,40 @@ _STREAM = (b'"stream":true', b'"stream": true')
 _IDS = b'"return_token_ids":true'
 _BYTES_PER_TOKEN = 4
 _CAPACITY_BLOCKS = 100_000
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+_END = b"0\r\n\r\n"
 
 
-class Answers:
-    """The answers as bytes on the wire."""
+class ApiAnswers:
+    """The answers of one API, as bytes on the wire: that of chats, or that of plain prompts."""
 
-    def __init__(self) -> None:
-        self.tokens = 16
-        self.pace_s = 0.0
-        self.requests = 0
+    def __init__(self, tokens: int, *, chats: bool) -> None:
+        self._tokens, self._chats = tokens, chats
+        self.whole = _whole(_completion(tokens, chats=chats))
+        self.pieces = [_chunk(event) for event in _events(tokens, chats=chats)]
+        self.stream = _HEAD + b"".join(self.pieces) + _END
         self._with_ids: dict[int, list[bytes]] = {}
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Prepares the answer to a POST."""
-        self.whole = _whole(_completion(self.tokens))
-        self.head = (
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
-        self.pieces = [_chunk(event) for event in _events(self.tokens)]
-        self.end = b"0\r\n\r\n"
-        self.stream = self.head + b"".join(self.pieces) + self.end
-        self._with_ids.clear()
 
     def with_ids(self, prompt_tokens: int) -> list[bytes]:
         """The pieces of a stream that was asked for token ids, as `pieces`."""
         if prompt_tokens not in self._with_ids:
-            events = _events(self.tokens, list(range(10_000, 10_000 + prompt_tokens)))
+            events = _events(self._tokens, list(range(10_000, 10_000 + prompt_tokens)), chats=self._chats)
             self._with_ids[prompt_tokens] = [_chunk(event) for event in events]
         return self._with_ids[prompt_tokens]
+
+
+class Answers:
+    """All answers. `prepare` sets those to a POST."""
+
+    def __init__(self) -> None:
+        self.prepare(16, 0.0)
+
+    def prepare(self, tokens: int, pace_s: float) -> None:
+        self.pace_s = pace_s
+        self._chat, self._plain = ApiAnswers(tokens, chats=True), ApiAnswers(tokens, chats=False)
+
+    def of(self, url: bytes) -> ApiAnswers:
+        return self._plain if url.startswith(b"/v1/completions") else self._chat
 
     def get(self, path: str) -> bytes:
         if path == "/v1/models":
@@ -84,43 +89,44 @@ def _usage(tokens: int) -> dict[str, Any]:
     }
 
 
-def _completion(tokens: int) -> bytes:
-    """A complete answer in vLLM's form."""
-    message: dict[str, Any] = {"role": "assistant", "content": " token" * tokens, "refusal": None, "tool_calls": []}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
-    return orjson.dumps(
-        {
-            "id": "chatcmpl-0123456789abcdef0123456789abcdef",
-            "object": "chat.completion",
-            "created": 1_700_000_000,
-            "model": MODEL,
-            "choices": [choice],
-            "usage": _usage(tokens),
-        }
-    )
-
-
-def _events(tokens: int, prompt_ids: list[int] | None = None) -> list[bytes]:
-    """A stream in vLLM's form: the role, an event for each token, usage, the end mark. With the ids of a prompt, those
-    of the answer are told, too."""
-    base = {
+def _base(kind: str) -> dict[str, Any]:
+    return {
         "id": "chatcmpl-0123456789abcdef0123456789abcdef",
-        "object": "chat.completion.chunk",
+        "object": kind,
         "created": 1_700_000_000,
         "model": MODEL,
     }
+
+
+def _completion(tokens: int, *, chats: bool) -> bytes:
+    """A complete answer in vLLM's form."""
+    text = " token" * tokens
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+    said = {"message": message} if chats else {"text": text}
+    choice = {"index": 0, **said, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    kind = "chat.completion" if chats else "text_completion"
+    return orjson.dumps({**_base(kind), "choices": [choice], "usage": _usage(tokens)})
+
+
+def _events(tokens: int, prompt_ids: list[int] | None = None, *, chats: bool) -> list[bytes]:
+    """A stream in vLLM's form: the role of a chat, an event for each token, usage, the end mark. With the ids of a
+    prompt, those of the answer are told, too."""
+    base = _base("chat.completion.chunk" if chats else "text_completion")
+    said = {"delta": {"content": " token"}} if chats else {"text": " token"}
 
     def event(document: dict[str, Any]) -> bytes:
         return b"data: " + orjson.dumps(document) + b"\n\n"
 
     def of_choice(number: int) -> bytes:
         reason = "length" if number == tokens - 1 else None
-        choice = {"index": 0, "delta": {"content": " token"}, "logprobs": None, "finish_reason": reason}
+        choice: dict[str, Any] = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
         choice["token_ids"] = None if prompt_ids is None else [20_000 + number]
+        if not chats:
+            choice["prompt_token_ids"] = None if number else prompt_ids
         return event({**base, "choices": [choice]})
 
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    events = [event({**base, "choices": [opening], "prompt_token_ids": prompt_ids})]
+    events = [event({**base, "choices": [opening], "prompt_token_ids": prompt_ids})] if chats else []
     events += map(of_choice, range(tokens))
     return [*events, event({**base, "choices": [], "usage": _usage(tokens)}) + b"data: [DONE]\n\n"]
 
@@ -179,23 +185,20 @@ class Protocol(asyncio.Protocol):
 
     def _configure(self) -> None:
         asked = parse_qs(urlsplit(self._url.decode()).query)
-        self._answers.tokens = int(asked["tokens"][0])
-        self._answers.pace_s = float(asked["pace_ms"][0]) / 1000
-        self._answers.prepare()
+        self._answers.prepare(int(asked["tokens"][0]), float(asked["pace_ms"][0]) / 1000)
         self._transport.write(_whole(b"{}"))
 
     def _answer(self) -> None:
-        answers = self._answers
-        answers.requests += 1
+        answers = self._answers.of(self._url)
         if not self._streams:
             self._transport.write(answers.whole)
             return
         pieces = answers.with_ids(self._body_bytes // _BYTES_PER_TOKEN) if self._asks_ids else answers.pieces
-        if answers.pace_s:
-            self._transport.write(answers.head + pieces[0])
+        if self._answers.pace_s:
+            self._transport.write(_HEAD + pieces[0])
             self._next(pieces, 1)
         elif self._asks_ids:
-            self._transport.write(b"".join((answers.head, *pieces, answers.end)))
+            self._transport.write(b"".join((_HEAD, *pieces, _END)))
         else:
             self._transport.write(answers.stream)
 
@@ -208,7 +211,7 @@ class Protocol(asyncio.Protocol):
             self._transport.write(pieces[index])
             self._next(pieces, index + 1)
         else:
-            self._transport.write(pieces[-1] + self._answers.end)
+            self._transport.write(pieces[-1] + _END)
 
 
 async def _serve(ports: list[int]) -> None:

@@ -15,6 +15,7 @@ from bench.machine import IdleShare
 from bench.overhead.calls import counted_calls
 from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
 from bench.overhead.contenders import Running
+from bench.overhead.placements import percentile_ms, placements
 from bench.overhead.shapes import ANSWERS, payload
 from bench.overhead.upstreams import set_answer
 from bench.trees import cpu_s, rss_bytes, tree
@@ -51,6 +52,11 @@ class Figures:
     total_p99_ms: float
     rss_mb: float
     """Memory of the proxy's process tree at the end."""
+    picker_cpu_us: float = 0.0
+    """The part of `cpu_us` that pickers take. The rest is Envoy's, if there are pickers."""
+    placement_p50_ms: float = 0.0
+    """How long KVGate takes to choose a replica, Redis included; 0 if the proxy is another one."""
+    placement_p95_ms: float = 0.0
     calls: float = 0.0
     """The system calls of the proxy's processes per request; 0 if they were not counted."""
 
@@ -115,13 +121,14 @@ def measure(
     set_answer(control_url, answer)
     requests = payload(shape.prompt, answer)
     asyncio.run(_load(shape, running, requests, warm_up_s))
-    before, idle = (cpu_s(running.pids), cpu_s(running.store_pids)), IdleShare()
+    placed = placements(running.kvgate_urls)
+    before, idle = _cpu_s(running), IdleShare()
     started = time.perf_counter()
     measured = asyncio.run(_load(shape, running, requests, seconds))
     wall_s = time.perf_counter() - started
     idle_share = idle()
-    proxy_s, store_s = cpu_s(running.pids) - before[0], cpu_s(running.store_pids) - before[1]
-    done = max(1, measured.done)
+    proxy_s, store_s, picker_s = (now - then for now, then in zip(_cpu_s(running), before, strict=True))
+    placed_now, done = placements(running.kvgate_urls), max(1, measured.done)
     return Figures(
         requests=measured.done,
         failed=measured.failed,
@@ -134,8 +141,16 @@ def measure(
         total_p50_ms=_percentile_ms(measured.total_s, 0.5),
         total_p99_ms=_percentile_ms(measured.total_s, 0.99),
         rss_mb=round(sum(rss_bytes(pid) for pid in tree(running.pids)) / 1e6, 1),
+        picker_cpu_us=round(picker_s / done * 1e6, 1),
+        placement_p50_ms=percentile_ms(placed, placed_now, 0.5),
+        placement_p95_ms=percentile_ms(placed, placed_now, 0.95),
         calls=_calls(shape, running, requests) if counts_calls else 0.0,
     )
+
+
+def _cpu_s(running: Running) -> tuple[float, float, float]:
+    """Of the proxy, of Redis, and of pickers."""
+    return cpu_s(running.pids), cpu_s(running.store_pids), cpu_s(running.picker_pids)
 
 
 def _calls(shape: Shape, running: Running, requests: Payload) -> float:

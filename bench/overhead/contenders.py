@@ -12,9 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.cluster import KVGATE, running_gateways
+from bench import envoy
+from bench.cluster import KVGATE, Cluster, running_gateways
+from bench.envoy import NOTHING, PASSES, running_envoy, running_envoy_alone
 from bench.overhead.canned import MODEL
 from bench.peers import PEERS, Peer, running_peer, running_process
+from bench.pickers import running_pickers
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.state_dir import read_processes
 
@@ -29,6 +32,10 @@ class Running:
     version: str
     store_pids: list[int] = field(default_factory=list)
     """Redis, if there is one. Its cost is shown beside the proxy's."""
+    picker_pids: list[int] = field(default_factory=list)
+    """Those of `pids` that are pickers. Their part of the proxy's cost is shown, too."""
+    kvgate_urls: list[str] = field(default_factory=list)
+    """Gateways and pickers: they tell how long placements take."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,44 @@ def _kvgate(
                 cluster.gateway_urls,
                 [process.pid for process in processes if process.kind == "gateway"],
                 metadata.version("kvgate"),
-                [process.pid for process in processes if process.kind == "redis"],
+                _redis_pids(cluster),
+                kvgate_urls=cluster.gateway_urls,
+            )
+
+    return start
+
+
+def _redis_pids(cluster: Cluster) -> list[int]:
+    return [process.pid for process in read_processes(cluster.state_dir) if process.kind == "redis"]
+
+
+@contextmanager
+def _envoy(upstreams: Sequence[str]) -> Iterator[Running]:
+    with (
+        tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
+        running_envoy_alone(upstreams, Path(folder)) as alone,
+    ):
+        yield Running([alone.url], [alone.pid], envoy.version())
+
+
+def _envoy_with_picker(changes: Mapping[str, str]) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
+    @contextmanager
+    def start(upstreams: Sequence[str]) -> Iterator[Running]:
+        urls = {f"r{index}": url for index, url in enumerate(upstreams)}
+        with (
+            tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
+            running_gateways(urls, gateways=1) as cluster,
+            running_pickers(cluster, Path(folder), 1) as (picker,),
+            running_envoy([picker], Path(folder), changes) as asking,
+        ):
+            cluster.gateway_processes[0].stop()  # only its file was needed
+            yield Running(
+                [asking.url],
+                [asking.pid, picker.pid],
+                envoy.version(),
+                _redis_pids(cluster),
+                [picker.pid],
+                [picker.url],
             )
 
     return start
@@ -128,6 +172,9 @@ CONTENDERS = {
         Contender("nginx", _nginx, lambda: "" if shutil.which("nginx") else "apt install nginx-light"),
         Contender("kvgate", _kvgate(1)),
         Contender("kvgate x2", _kvgate(2)),
+        Contender("envoy", _envoy, envoy.missing),
+        Contender("envoy + picker", _envoy_with_picker(NOTHING), envoy.missing),
+        Contender("envoy + picker (answers pass)", _envoy_with_picker(PASSES), envoy.missing),
         *(_of_peer(peer) for peer in PEERS.values()),
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,10 @@ from bench.overhead.canned import MODEL
 from bench.overhead.client import Payload
 from bench.workloads import text
 
-PATH = "/v1/chat/completions"
+_CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 _QUESTION = f"Question {Payload.MARK.decode()}?"
 _IMAGE_SIDE = 500  # of noise, which no codec can compress: 1 MB in base64
+_BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -38,43 +40,54 @@ ANSWERS = {
         Answer("stream 16 paced", True, 16, 4),
         Answer("stream 256", True, 256, 0),
         Answer("stream 256 paced", True, 256, 4),
+        Answer("stream 1000", True, 1000, 0),
+        Answer("stream 1000 paced", True, 1000, 4),
     )
 }
 
 
-def _sized(size_bytes: int) -> list[dict[str, Any]]:
+_Request = tuple[str, dict[str, Any]]
+"""A path, and the part of the body that holds the prompt."""
+
+
+def _sized(size_bytes: int) -> _Request:
     """A conversation whose body has about this size. It has the same beginning and a new question each time."""
     shared = text(random.Random(7), max(1, size_bytes - 190))
-    return [
-        {"role": "system", "content": shared},
-        {"role": "user", "content": _QUESTION},
-    ]
+    return _CHAT, {"messages": [{"role": "system", "content": shared}, {"role": "user", "content": _QUESTION}]}
 
 
-def _with_image() -> list[dict[str, Any]]:
+def _plain(shared_bytes: int, asked_bytes: int) -> _Request:
+    """A prompt without messages. It begins with the same text each time; then a new question comes, of this size."""
+    dice = random.Random(7)
+    shared, asked = text(dice, shared_bytes), text(dice, asked_bytes)
+    return _COMPLETION, {"prompt": f"{shared} {_QUESTION} {asked}"}
+
+
+def _with_image() -> _Request:
     noise = random.Random(7).randbytes(_IMAGE_SIDE * _IMAGE_SIDE * 3)
     buffer = io.BytesIO()
     Image.frombytes("RGB", (_IMAGE_SIDE, _IMAGE_SIDE), noise).save(buffer, "PNG")
     url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return [
-        {
-            "role": "user",
-            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": _QUESTION}],
-        }
-    ]
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": _QUESTION}]
+    return _CHAT, {"messages": [{"role": "user", "content": parts}]}
 
 
-PROMPTS = {
+PROMPTS: Mapping[str, Callable[[], _Request]] = {
     "350 B": lambda: _sized(350),
     "26 KB": lambda: _sized(26_000),
     "130 KB": lambda: _sized(130_000),
     "1 MB image": _with_image,
+    "220 KB completion": lambda: _plain(220_000, 0),
+    "100k tokens": lambda: _plain(95_000 * _BYTES_PER_TOKEN, 5_000 * _BYTES_PER_TOKEN),
 }
+OF_PUBLISHED_RUNS = ("220 KB completion", "100k tokens", "stream 1000", "stream 1000 paced")
+"""They repeat what llm-d-router published (its issues 1109, 1287 and 1348), and are measured only if somebody asks."""
 
 
 def payload(prompt: str, answer: Answer) -> Payload:
     """The requests of a cell."""
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": answer.tokens, "messages": PROMPTS[prompt]()}
+    path, said = PROMPTS[prompt]()
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": answer.tokens, **said}
     if answer.streams:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Payload(PATH, orjson.dumps(body))
+    return Payload(path, orjson.dumps(body))

@@ -10,9 +10,9 @@ from bench.overhead.shapes import Answer
 from bench.server_process import running_servers
 
 
-def upstreams() -> AbstractContextManager[list[str]]:
-    """The URLs of two servers."""
-    return running_servers("bench.overhead.canned", 2)
+def upstreams(count: int) -> AbstractContextManager[list[str]]:
+    """The URLs of so many servers."""
+    return running_servers("bench.overhead.canned", count)
 
 
 def set_answer(url: str, answer: Answer) -> None:

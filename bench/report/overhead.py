@@ -41,7 +41,7 @@ def render(results: Results) -> str:
 
 
 def is_ours(contender: str) -> bool:
-    return contender.startswith("kvgate")
+    return contender.startswith("kvgate") or "picker" in contender
 
 
 def _load(row: OverheadRow) -> str:
