@@ -253,8 +253,8 @@ def main() -> None:
     console.print("\n".join(said), highlight=False)
     routed_by = systems([OURS] if options.prefills else options.systems, options.gateways)
     for system in routed_by:
-        if system.is_missing:
-            found.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
+        if system.missing:
+            found.leave_out(f"{system.label}: {system.missing}")
     tokens_scale = sent.block_tokens / cut.block_tokens
     setups = [
         setup(sent, replicas, held, tokens_scale, options.busy, options.rate, options.per_s, prefills)
@@ -262,7 +262,7 @@ def main() -> None:
         for held in options.caches
         for prefills in ((0, *options.prefills) if options.prefills else (None,))
     ]
-    run(sent, setups, [system for system in routed_by if not system.is_missing], options.seed, found)
+    run(sent, setups, [system for system in routed_by if not system.missing], options.seed, found)
 
 
 if __name__ == "__main__":

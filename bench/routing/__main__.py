@@ -1,8 +1,9 @@
 """How well are requests routed?
 
 Each mix of requests goes through each system, on simulated replicas in scaled time. The systems are KVGate's policies
-with one gateway and with several, and other routers: one instance, or two behind a spreader that knows nothing. The
-reference is perfect pinning of each document, image or conversation.
+with one gateway and with several; an Envoy that asks so many pickers, alone or half pickers and half gateways; and
+other routers: one instance, or two behind a spreader that knows nothing. The reference is perfect pinning of each
+document, image or conversation.
 
     python -m bench.routing [--out FILE]
     python -m bench.routing --mixes images,chat --systems prefix_kv_aware,round_robin --gateways 1,4 --seeds 1,2,3
@@ -132,7 +133,9 @@ def _options() -> argparse.Namespace:
     mixes, known = ",".join(MIXES), ",".join(NAMES)
     parser.add_argument("--mixes", type=names(MIXES), default=mixes, help="default: %(default)s")
     parser.add_argument("--systems", type=names(NAMES), default=known, help="default: %(default)s")
-    parser.add_argument("--gateways", type=counts, default="1,2,4,8", help="of prefix_kv_aware (default: %(default)s)")
+    parser.add_argument(
+        "--gateways", type=counts, default="1,2,4,8", help="of prefix_kv_aware, and pickers (default: %(default)s)"
+    )
     parser.add_argument(
         "--seeds",
         type=counts,
@@ -172,11 +175,11 @@ def main() -> None:
     options = _options()
     routed_by = systems(options.systems, options.gateways)
     versions = {"kvgate": metadata.version("kvgate")} | {name: peer.version for name, peer in ROUTERS.items()}
-    there = [system for system in routed_by if not system.is_missing]
+    there = [system for system in routed_by if not system.missing]
     found = record.Found[Row](versions, options.out, Console())
     for system in routed_by:
-        if system.is_missing:
-            found.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
+        if system.missing:
+            found.leave_out(f"{system.label}: {system.missing}")
     try:
         Run(there, options.seeds, _fleets(options), found).measure(options.mixes)
     except (httpx.HTTPError, RuntimeError) as error:

@@ -1,15 +1,21 @@
-"""The systems that route: a simple rule in the client, KVGate with one of its policies, or another router."""
+"""The systems that route: a simple rule in the client, KVGate's gateways with one of its policies or its pickers, or
+another router."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from bench import envoy
 from bench.cluster import running_gateways
+from bench.envoy import NOTHING, PASSES, running_envoy
 from bench.fleet.gateways import running_gateways as before_light_replicas
 from bench.load import Spread, pinned_spread, random_spread
 from bench.peers import PEERS, Peer, running_peer
+from bench.pickers import running_pickers
 from bench.routing.fleets import Fleet
 from bench.workloads import Session
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
@@ -35,7 +41,7 @@ Start = Callable[[Fleet, Sequence[Session], int], AbstractAsyncContextManager[Sp
 
 def label(name: str, instances: int) -> str:
     """The shown name of a system."""
-    shown = "KVGate" if name == OURS else f"KVGate, {name}" if name in POLICIES else name
+    shown = "KVGate" if name == OURS else f"KVGate, {name}" if name in (*POLICIES, *PICKERS) else name
     return f"{shown} x{instances}" if instances > 1 else shown
 
 
@@ -52,9 +58,11 @@ class System:
         return label(self.name, self.instances)
 
     @property
-    def is_missing(self) -> bool:
-        """Whether it is a router that is not installed."""
-        return self.name in ROUTERS and not ROUTERS[self.name].is_installed
+    def missing(self) -> str:
+        """How to install the router or the Envoy that it needs; empty if it can run."""
+        if self.name in ROUTERS and not ROUTERS[self.name].is_installed:
+            return "python -m bench.overhead --install installs it"
+        return envoy.missing() if self.name in PICKERS else ""
 
 
 @asynccontextmanager
@@ -79,6 +87,36 @@ def _kvgate(policy: str, gateways: int) -> Start:
     return start
 
 
+def _pickers(pickers: int, gateways: int, changes: Mapping[str, str]) -> Start:
+    """An Envoy that asks pickers, and gateways beside it. Each of all these gets as many requests."""
+
+    @asynccontextmanager
+    async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
+        config = _CONFIG | fleet.config
+        with (
+            TemporaryDirectory(prefix="kvgate-") as folder,
+            running_gateways(
+                fleet.urls, gateways=max(1, gateways), config=config, redis_url=fleet.redis_url, beside=fleet.beside
+            ) as cluster,
+            running_pickers(cluster, Path(folder), pickers) as asked,
+            running_envoy(asked, Path(folder), changes) as running,
+        ):
+            if not gateways:
+                cluster.gateway_processes[0].stop()  # only its file was needed
+            yield random_spread([running.url] * pickers + cluster.gateway_urls[:gateways], seed)
+
+    return start
+
+
+_MIXED = "pickers_and_gateways"
+PICKERS: Mapping[str, Callable[[int], Start]] = {
+    "pickers": lambda count: _pickers(count, 0, NOTHING),
+    "pickers_answers_pass": lambda count: _pickers(count, 0, PASSES),
+    _MIXED: lambda count: _pickers((count + 1) // 2, count // 2, NOTHING),
+}
+"""Systems of so many pickers, or of pickers and gateways."""
+
+
 def _router(peer: Peer, instances: int) -> Start:
     @asynccontextmanager
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
@@ -91,8 +129,8 @@ def _router(peer: Peer, instances: int) -> Start:
 
 
 def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
-    """The systems by name. prefix_kv_aware comes with each number of gateways. Routers with their defaults come with
-    one instance and with two. All others come once.
+    """The systems by name. prefix_kv_aware and pickers come with each number of gateways. Routers with their defaults
+    come with one instance and with two. All others come once.
 
     Raises KeyError for an unknown name.
     """
@@ -106,8 +144,9 @@ def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
         elif name in POLICIES:
             found += [System(name, count, _kvgate(name, count)) for count in (gateways if name == OURS else (1,))]
         else:
-            raise KeyError(name)
+            least = 2 if name == _MIXED else 1
+            found += [System(name, count, PICKERS[name](count)) for count in gateways if count >= least]
     return found
 
 
-NAMES = ("pinned", *POLICIES, *ROUTERS)
+NAMES = ("pinned", *POLICIES, *PICKERS, *ROUTERS)

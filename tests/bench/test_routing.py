@@ -9,8 +9,9 @@ import pytest
 from bench.routing.fleets import Fleet, running, simulated
 from bench.routing.measure import Row, measure
 from bench.routing.mixes import Mix, Workload
-from bench.routing.systems import System, systems
+from bench.routing.systems import PICKERS, System, systems
 from bench.workloads import Session, one_turn, question, text, user, words
+from tests.programs import needs
 
 SEED = 3
 CONVERSATIONS, TURNS = 4, 3
@@ -38,8 +39,14 @@ async def routed_by(system: System, fleet: Fleet) -> Row:
     return await measure(fleet, SMALL, SMALL.make(SEED), system, SEED)
 
 
+SYSTEMS = systems(["pinned", "prefix_kv_aware", "pickers", "pickers_answers_pass", "pickers_and_gateways"], [2])
+ENVOYS = {each.name: needs("envoy") for each in SYSTEMS if each.name in PICKERS}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("system", systems(["pinned", "prefix_kv_aware"], [2]), ids=lambda each: each.label)
+@pytest.mark.parametrize(
+    "system", [pytest.param(each, marks=ENVOYS.get(each.name, ()), id=each.label) for each in SYSTEMS]
+)
 async def test_conversations_find_their_turns_and_are_split_evenly(system: System) -> None:
     row = await routed(system)
     assert (row.requests, row.failed) == (CONVERSATIONS * TURNS, 0)
