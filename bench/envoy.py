@@ -45,9 +45,9 @@ def missing() -> str:
 
 
 def version() -> str:
-    """Its version: the second part of what it says of its build."""
+    """Its version. It says `envoy  version: COMMIT/1.39.3/Clean/RELEASE/BoringSSL`."""
     said = subprocess.run([program() or "", "--version"], capture_output=True, text=True, check=True).stdout
-    return said.split("/")[1]
+    return said.split("version: ")[1].split("/")[1]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,9 @@ def test_envoy_and_its_picker_are_one_proxy_whose_parts_are_told(tmp_path: Path)
     command += ["--seconds", "0.4", "--warm-up-s", "0.1", "--rounds", "1", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
-    kvgate, envoy, reads, passes = json.loads(out.read_text())["rows"]
+    found = json.loads(out.read_text())
+    assert re.fullmatch(r"\d+\.\d+\.\d+", found["versions"]["envoy"])
+    kvgate, envoy, reads, passes = found["rows"]
     assert all(row["failed"] == 0 < row["requests"] for row in (kvgate, envoy, reads, passes))
     assert kvgate["picker_cpu_us"] == envoy["picker_cpu_us"] == envoy["store_cpu_us"] == 0 < envoy["cpu_us"]
     assert envoy["placement_p95_ms"] == 0
