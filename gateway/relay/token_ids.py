@@ -6,15 +6,15 @@ before vLLM 0.30 ask for them, too, if its agent is older than 0.2 (mode `token_
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 ASK: Final = {"return_token_ids": True}
 """The field that asks vLLM for the token ids of the prompt and of the answer."""
-_MARKS: Final = {b'token_ids":[': b'token_ids":null', b'token_ids": [': b'token_ids": null'}
-"""How lists of ids begin, and what stands there without them. Text cannot imitate them: inside a string, quotation
-marks have a backslash."""
-_NAMES = (b'"', b'"prompt_')
-"""How the names of these lists begin. Other names may end in the same way."""
+_LISTS: Final = re.compile(rb'token_ids":(?:(?<="token_ids":)|(?<="prompt_token_ids":)) ?\[[^\]]*\]')
+"""The lists of ids. Other names may end in the same way. Text cannot imitate them: inside a string, quotation marks
+have a backslash. The names are looked at from behind, so that the search is one for plain bytes."""
+_NULL: Final = b'token_ids":null'
 _OF_PROMPT = b'"prompt_token_ids":['
 _BEGINNING_BYTES = 2048
 """The ids of a prompt begin this early in a stream."""
@@ -32,14 +32,4 @@ def without_prompt_ids(data: bytes) -> tuple[bytes, bytes]:
 
 def without_ids(data: bytes) -> bytes:
     """A JSON text, or whole events, with null for each list of token ids: so vLLM says it if nobody has asked."""
-    for mark, null in _MARKS.items():
-        before, *parts = data.split(mark)
-        if not parts:
-            continue
-        kept = [before]
-        for part in parts:
-            end = part.find(b"]") if before.endswith(_NAMES) else -1
-            kept += (null, part[end + 1 :]) if end >= 0 else (mark, part)
-            before = part
-        data = b"".join(kept)
-    return data
+    return _LISTS.sub(_NULL, data)
