@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import time
 from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
@@ -16,6 +17,7 @@ from gateway.upstream import Answer, Upstream, UpstreamError
 from gateway.upstream.client import Headers
 from gateway.upstream.connection import Buffer
 
+_KEPT_S = 5.0
 _SAFE_IN_PATH = "/%:@!$&'()*+,;="
 
 
@@ -23,8 +25,8 @@ class FarEnd:
     """Sends requests as `Upstream` does. Envoy takes the first attempt of a call. It cannot take a second one, so the
     picker sends that itself."""
 
-    def __init__(self, direct: Upstream, api_key: str | None) -> None:
-        self._direct = direct
+    def __init__(self, direct: Upstream, endpoints: Endpoints, api_key: str | None) -> None:
+        self._direct, self._endpoints = direct, endpoints
         self._key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._deadlines = Deadlines()
 
@@ -43,23 +45,37 @@ class FarEnd:
             raise not_in_subset()  # of an object that only its replica has
         if call is None or call.is_sent:
             return await self._direct.send(method, url, target, headers, body, has_effects)
-        endpoint = ",".join([await endpoint_of(each) for each in (url, *call.others)])
+        endpoint = ",".join([await self._endpoints.of(each) for each in (url, *call.others)])
         prefix = quote(urlsplit(url).path.rstrip("/"), safe=_SAFE_IN_PATH)
         told = {**headers, **self._key}
         return await call.send(endpoint, prefix + target, told, body, self._deadlines, self._direct.idle_s)
 
 
-async def endpoint_of(url: str) -> str:
-    """The `ip:port` of a replica's URL. Envoy takes no names. Raises UpstreamError."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        loop = asyncio.get_running_loop()
+class Endpoints:
+    """The addresses of replicas. Those of names are remembered for _KEPT_S, as looking them up takes a thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, float]] = {}
+
+    async def of(self, url: str) -> str:
+        """The `ip:port` of a replica's URL. Envoy takes no names. Raises UpstreamError."""
+        known, until_s = self._known.get(url, ("", 0.0))
+        if time.monotonic() < until_s:
+            return known
+        endpoint = endpoint_in(url)
+        host, _, port = endpoint.rpartition(":")
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise UpstreamError("refused", f"{host} has no address ({error})") from error
-        address = ipaddress.ip_address(found[0][4][0])
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+            ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            found = await _looked_up(host, int(port))
+            endpoint = f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+            self._known[url] = endpoint, time.monotonic() + _KEPT_S
+        return endpoint
+
+
+async def _looked_up(host: str, port: int) -> str:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UpstreamError("refused", f"{host} has no address ({error})") from error
+    return str(found[0][4][0])

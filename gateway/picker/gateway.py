@@ -15,7 +15,7 @@ from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
 from gateway.picker import words
 from gateway.picker.call import CURRENT, EnvoyCall
-from gateway.picker.far_end import FarEnd, endpoint_of
+from gateway.picker.far_end import Endpoints, FarEnd
 from gateway.picker.passing import PassingAttempt
 from gateway.picker.service import Service
 from gateway.relay.attempt import Attempt
@@ -81,7 +81,8 @@ class PickingGateway(Gateway):
 
     def _far_end(self) -> FarEnd:
         key = self.settings.security.replica_api_key
-        return FarEnd(self.upstream, key.get_secret_value() if key else None)
+        self._endpoints = Endpoints()
+        return FarEnd(self.upstream, self._endpoints, key.get_secret_value() if key else None)
 
     async def pick(self, context: Any) -> None:
         """Answer one call. A call that fails does not end well: Envoy would send its request anywhere."""
@@ -167,7 +168,7 @@ class PickingGateway(Gateway):
             urls = [url for url in urls if endpoint_in(url) in head.subset]
         if not urls:
             raise not_in_subset()
-        return await endpoint_of(random.choice(urls))
+        return await self._endpoints.of(random.choice(urls))
 
 
 def _path(head: words.RequestHead) -> str:

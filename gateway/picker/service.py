@@ -51,12 +51,12 @@ class Service:
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        credentials = _credentials(self._settings)
+        shown = credentials(self._settings)
         try:
-            if credentials is None:
+            if shown is None:
                 self._server.add_insecure_port(address)
             else:
-                self._server.add_secure_port(address, credentials)
+                self._server.add_secure_port(address, shown)
         except RuntimeError as error:
             raise OSError(f"picker.port {self._settings.port}: it cannot be bound") from error
         await self.tell_health(is_ready=False)
@@ -87,7 +87,7 @@ class Service:
             await self._server.stop(grace_s)
 
 
-def _credentials(settings: PickerSettings) -> Any:
+def credentials(settings: PickerSettings) -> Any:
     """The server's certificate; None without TLS. The extension's gateways do not check it, so that one made at the
     start is enough. Raises BadCertificate."""
     if settings.tls == "off":

@@ -89,15 +89,19 @@ def _serve(config: list[Path], *, is_picker: bool) -> None:
         files = ConfigFiles(config, os.environ, contradictions_in)
         settings = load(config)
         from gateway.access_log import CannotWrite
-        from gateway.server import serve
+        from gateway.server import listen, serve
         from gateway.tls import BadCertificate
         from gateway.tracing.otel_variables import BadVariable
         from gateway.tracing.tracing import variables_for
 
     make = Gateway
-    if is_picker:
-        from gateway.picker.gateway import PickingGateway as make  # noqa: N813
     try:
+        if is_picker:
+            from gateway.picker.gateway import PickingGateway as make  # noqa: N813
+            from gateway.picker.service import credentials
+
+            credentials(settings.picker)  # its mistakes are said before a picker starts
+            listen(settings.picker.host, settings.picker.port, shared=False).close()
         serve(settings, variables_for(settings.tracing, os.environ), files, make)
     except (BadCertificate, BadVariable, CannotWrite) as error:
         raise CommandError(str(error)) from None

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.picker import words
-from gateway.picker.far_end import endpoint_of
+from gateway.picker.far_end import Endpoints
 from gateway.picker.messages import DUPLEX, NONE, ProcessingRequest, ProcessingResponse
 from gateway.replicas.served import endpoint_in
 
@@ -125,8 +125,8 @@ def test_several_headers_of_one_name_all_come() -> None:
     ],
 )
 async def test_the_endpoint_of_an_address(url: str, endpoint: str) -> None:
-    assert await endpoint_of(url) == endpoint_in(url) == endpoint
+    assert await Endpoints().of(url) == endpoint_in(url) == endpoint
 
 
 async def test_a_name_is_looked_up() -> None:
-    assert await endpoint_of("http://localhost:8000") in ("127.0.0.1:8000", "[::1]:8000")
+    assert await Endpoints().of("http://localhost:8000") in ("127.0.0.1:8000", "[::1]:8000")
