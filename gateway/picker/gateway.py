@@ -7,12 +7,14 @@ import random
 from typing import Any
 
 import grpc
+import structlog
 
 from gateway.app import Gateway
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
+from gateway.logs import RareWarning
 from gateway.picker import words
 from gateway.picker.call import CURRENT, EnvoyCall
 from gateway.picker.far_end import Endpoints, FarEnd
@@ -30,6 +32,7 @@ from gateway.request.paths import is_below
 from gateway.request.reader import no_replica, not_in_subset
 from gateway.settings.gateway_settings import GatewaySettings
 
+_log = structlog.get_logger("kvgate.picker")
 _MODELS = "/v1/models"
 _LAST_WORDS_S = 1.0
 """For what calls say that the end of the grace period cuts off."""
@@ -40,12 +43,16 @@ class PickingGateway(Gateway):
 
     _attempt_of = PassingAttempt
 
+    _misconfigured = RareWarning(_log, "a proxy is configured wrongly")
+
     async def start(self) -> None:
         self.service = Service(self.settings.picker, self.pick)
         self._answering, self._stops = set[asyncio.Task[None]](), asyncio.Event()
         self._fit(self.settings)
         await super().start()
         await self.service.start()
+        told = self.settings.picker
+        _log.info("picker listens", host=told.host, port=told.port, tls=told.tls != "off")
         self.tasks.spawn(self.service.follow(lambda: self.status.readiness()[0]), "health service")
 
     async def stop(self) -> None:
@@ -99,6 +106,8 @@ class PickingGateway(Gateway):
             else:
                 await pass_on(context, await self._any_endpoint(head))
         except ApiError as error:
+            if error.code == "picker_misconfigured":
+                self._misconfigured.warn(problem=error.message)
             await context.write(words.refusal(error))
 
     def _is_own(self, head: words.RequestHead) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.settings.base import Port, Section
 from gateway.settings.certificate_settings import CertificateSettings, PemFile
@@ -31,10 +31,15 @@ class PickerTenantSettings(Section):
         return self
 
 
+def _off(told: object) -> object:
+    """YAML reads `off` as false."""
+    return "off" if told is False else told
+
+
 class PickerSettings(Section):
     host: Annotated[str, Field(min_length=1)] = "0.0.0.0"
     port: Port = 9002
-    tls: PickerTlsSettings | Literal["self-signed", "off"] = "self-signed"
+    tls: Annotated[PickerTlsSettings | Literal["self-signed", "off"], BeforeValidator(_off)] = "self-signed"
     fallback_endpoints: Annotated[int, Field(ge=0, le=7)] = 0
     trusts_subset_header: bool = False
     tenant: PickerTenantSettings | None = None

@@ -254,11 +254,16 @@ def test_what_a_stopping_picker_cuts_off_ends_with_an_error(own: Cluster, tmp_pa
     wait_until(lambda: is_idle(own))
 
 
-def test_requests_avoid_a_picker_that_freezes(four: list[Picker], tmp_path: Path) -> None:
-    with running_envoy(four, tmp_path) as url:
-        four[1].tell(signal.SIGSTOP)
+def test_a_picker_that_freezes_ends_its_calls_and_gets_no_more(four: list[Picker], tmp_path: Path) -> None:
+    with running_envoy(four, tmp_path) as url, ThreadPoolExecutor(CLIENTS) as clients:
+        assert [ask(url).status_code for _ in range(12)] == [200] * 12, "so its connections are open"
+        frozen = four[1]
+        frozen.tell(signal.SIGSTOP)
+        calls = [clients.submit(ask, url) for _ in range(CLIENTS)]
+        statuses = {call.result(timeout=20).status_code for call in calls}
+        assert statuses <= {200, 500}, "none waits until the picker wakes up"
         wait_until(lambda: all(ask_soon(url) for _ in range(24)))
-        four[1].tell(signal.SIGCONT)
+        frozen.tell(signal.SIGCONT)
 
 
 def ask_soon(url: str) -> bool:
