@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +204,11 @@ def test_no_request_fails_when_a_picker_that_is_done_with_answers_heads_dies(
     wait_until(lambda: is_idle(own))
 
 
+@pytest.mark.parametrize("is_open", ["true", "false"], ids=["Envoy fails open", "Envoy fails closed"])
 def test_a_picker_that_dies_takes_only_what_it_was_reading(
-    own: Cluster, four: list[Picker], victim: Picker, tmp_path: Path
+    own: Cluster, four: list[Picker], victim: Picker, tmp_path: Path, is_open: str
 ) -> None:
-    with running_envoy(four, tmp_path) as url:
+    with running_envoy(four, tmp_path, {"failure_mode_allow: true": f"failure_mode_allow: {is_open}"}) as url:
         results = all_of(url, victim.end)
         broken = [each for each in results if each != 200]
         assert len(broken) <= CLIENTS, "no more than ran at that moment"
@@ -264,6 +265,17 @@ def test_a_picker_that_freezes_ends_its_calls_and_gets_no_more(four: list[Picker
         assert statuses <= {200, 500}, "none waits until the picker wakes up"
         wait_until(lambda: all(ask_soon(url) for _ in range(24)))
         frozen.tell(signal.SIGCONT)
+
+
+def test_a_slow_picker_loses_no_request(four: list[Picker], tmp_path: Path) -> None:
+    with running_envoy(four, tmp_path) as url, ThreadPoolExecutor(CLIENTS) as clients:
+        answers = [clients.submit(ask, url, max_tokens=20) for _ in range(REQUESTS)]
+        while not all(answer.done() for answer in answers):
+            four[2].tell(signal.SIGSTOP)
+            wait(answers, timeout=0.4)
+            four[2].tell(signal.SIGCONT)
+            wait(answers, timeout=0.1)
+        assert [answer.result().status_code for answer in answers] == [200] * REQUESTS
 
 
 def ask_soon(url: str) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.cluster import running_gateways, running_replicas, told_roles
+from bench.envoy import PASSES
+from bench.pickers import running_pickers
 from tests.api.stage import text
 from tests.cluster.test_pairs import CONFIG, REPLICA_ARGUMENTS
-from tests.picker.stage import PASSES, ask, running_envoy, running_pickers
+from tests.picker.stage import ask, running_envoy
 from tests.polling import wait_until
 from tests.programs import needs
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from PIL import Image
 
 from bench.cluster import Cluster, SimReplica
 from bench.envoy import PASSES
@@ -32,7 +35,12 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "sim", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]},
     "/v1/responses": {"model": "sim", "input": "hello", "max_output_tokens": 5},
     "/v1/embeddings": {"model": "sim", "input": "hello"},
+    "/v1/rerank": {"model": "sim", "query": "which?", "documents": ["this one", "that one"]},
+    "/v1/score": {"model": "sim", "text_1": "this", "text_2": ["that", "those"]},
+    "/pooling": {"model": "sim", "input": "hello"},
     "/tokenize": {"model": "sim", "prompt": "hello"},
+    "/detokenize": {"model": "sim", "tokens": [1, 2, 3]},
+    "/v1/completions??": {"model": "sim", "prompt": ["one", "two"], "max_tokens": 3, "n": 2},
     "/v1/chat/completions?": chat_body("no model", model="missing"),
     "/v1/completions?": {"model": "sim", "prompt": 7},
     "/collective_rpc": {},
@@ -69,6 +77,33 @@ def test_a_stream_has_the_words_that_a_gateway_gives(url: str, cluster: Cluster)
     assert words_of(answers[0].text) == words_of(answers[1].text)
     assert len(words_of(answers[1].text)) == 30
     assert answers[1].text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("path", "limit"), [("/v1/messages", "max_tokens"), ("/v1/responses", "max_output_tokens")])
+def test_a_stream_of_another_api_has_the_events_that_a_gateway_gives(
+    url: str, cluster: Cluster, path: str, limit: str
+) -> None:
+    body = {**REQUESTS[path], "stream": True, limit: 12}
+    streams = [post(each, path, body).text for each in (cluster.gateway_urls[0], url)]
+    kinds = [[line for line in stream.splitlines() if line.startswith("event: ")] for stream in streams]
+    assert kinds[0] == kinds[1]
+    assert len(kinds[1]) > 12
+
+
+def test_an_image_keeps_its_chat_at_one_replica(url: str) -> None:
+    picture = "data:image/png;base64," + base64.b64encode(_png(fresh())).decode()
+    parts = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "What is it?"}]
+    answers = [ask(url, parts) for _ in range(6)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.headers["x-kvgate-replica"] for answer in answers}) == 1
+    assert all(int(answer.headers["x-kvgate-matched-tokens"]) > 0 for answer in answers[1:])
+
+
+def _png(what: str) -> bytes:
+    """An image that no other test sends."""
+    image = Image.new("RGB", (640, 480), tuple(what.encode()[-3:]))
+    image.save(written := io.BytesIO(), "PNG")
+    return written.getvalue()
 
 
 def test_the_models_are_those_that_gateways_list(url: str, cluster: Cluster) -> None:
