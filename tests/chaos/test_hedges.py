@@ -118,6 +118,9 @@ async def stage(hedge_cluster: HedgeStage) -> AsyncIterator[HedgeStage]:
         redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2) as client,
     ):
         stage.http, stage.client, stage.ledger = http, client, Ledger(client, stage.cluster.pool)
+        for replica in stage.cluster.replicas:  # engines tell their speed since their start: no slow test before counts
+            replica.kill()
+            replica.start()
         await stage.healed()
         await client.delete(stage.keys.hedges, stage.keys.late)
         yield stage
