@@ -82,22 +82,13 @@ class Status:
         self._slots = settings.policy.max_active_requests
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Whether this gateway can serve, and the body of /ready. It stays ready when only the store is lost: then it
-        routes by the fallback rule to the replicas that it knows."""
+        """Whether this gateway can serve, and the body of /ready."""
         ready = self._fleet.ready_replicas()
-        store_up = self._store.is_up()
-        reasons = []
-        if self.is_draining:
-            reasons.append("this gateway is shutting down")
-        is_holding = bool(self._hold_s and self._fleet.known)  # clients must reach it, so that replicas are started
-        if not ready and not is_holding and (store_up or not self._fleet.served):
-            reasons += [f"replica {name}: {problem}" for name, problem in self._fleet.problems().items()]
-            reasons += [f"{source}: {problem}" for source, problem in self._discovery.problems().items() if problem]
-            reasons = reasons or ["no replica is known: configure `replicas` or `discovery`"]
+        reasons = self._reasons(ready)
         body = {
             "ready": not reasons,
             "gateway": self.gateway,
-            "store": "up" if store_up else "fallback",
+            "store": "up" if self._store.is_up() else "fallback",
             "replicas": ready,
             "exact": [name for name in ready if self._fleet.is_exact(name)],
             "pools": sorted(self._fleet.pools()),
@@ -105,6 +96,23 @@ class Status:
         }
         body |= {name: told for name, told in self._asides(ready).items() if told}
         return not reasons, body
+
+    def is_ready(self) -> bool:
+        """Whether this gateway can serve: for those who ask often."""
+        return not self._reasons(self._fleet.ready_replicas())
+
+    def _reasons(self, ready: list[str]) -> list[str]:
+        """Why this gateway cannot serve; empty if it can. It stays ready when only the store is lost: then it routes by
+        the fallback rule to the replicas that it knows."""
+        reasons = []
+        if self.is_draining:
+            reasons.append("this gateway is shutting down")
+        is_holding = bool(self._hold_s and self._fleet.known)  # clients must reach it, so that replicas are started
+        if not ready and not is_holding and (self._store.is_up() or not self._fleet.served):
+            reasons += [f"replica {name}: {problem}" for name, problem in self._fleet.problems().items()]
+            reasons += [f"{source}: {problem}" for source, problem in self._discovery.problems().items() if problem]
+            reasons = reasons or ["no replica is known: configure `replicas` or `discovery`"]
+        return reasons
 
     def _asides(self, ready: list[str]) -> dict[str, Any]:
         """What /ready tells only if there is something to tell."""
@@ -200,7 +208,7 @@ class Status:
         metrics = self._metrics
         metrics.ignored_records.set(len(self._records.ignored))
         metrics.store_up.set(self._store.is_up())
-        metrics.gateway_ready.set(self.readiness()[0])
+        metrics.gateway_ready.set(self.is_ready())
         metrics.in_flight.set(self._admission.requests.taken)
         metrics.uploads.set(self._admission.uploads.taken)
         metrics.held_bytes.set(self._admission.held_bytes.taken)

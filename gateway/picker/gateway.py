@@ -42,7 +42,6 @@ class PickingGateway(Gateway):
     """A gateway for clients, and a picker for proxies."""
 
     _attempt_of = PassingAttempt
-
     _misconfigured = RareWarning(_log, "a proxy is configured wrongly")
 
     async def start(self) -> None:
@@ -53,7 +52,7 @@ class PickingGateway(Gateway):
         await self.service.start()
         told = self.settings.picker
         _log.info("picker listens", host=told.host, port=told.port, tls=told.tls != "off")
-        self.tasks.spawn(self.service.follow(lambda: self.status.readiness()[0]), "health service")
+        self.tasks.spawn(self.service.follow(self.status.is_ready), "health service")
 
     async def stop(self) -> None:
         """Calls end first, for `timeouts.grace_s` at most. Those that still run then say that the picker stops. All are
