@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Sequence
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from gateway.deadlines import Deadlines
 from gateway.picker.call import CURRENT
@@ -16,9 +16,9 @@ from gateway.request.reader import not_in_subset
 from gateway.upstream import Answer, Upstream, UpstreamError
 from gateway.upstream.client import Headers
 from gateway.upstream.connection import Buffer
+from gateway.upstream.origin import path_prefix
 
 _KEPT_S = 5.0
-_SAFE_IN_PATH = "/%:@!$&'()*+,;="
 
 
 class FarEnd:
@@ -46,9 +46,10 @@ class FarEnd:
         if call is None or call.is_sent:
             return await self._direct.send(method, url, target, headers, body, has_effects)
         endpoint = ",".join([await self._endpoints.of(each) for each in (url, *call.others)])
-        prefix = quote(urlsplit(url).path.rstrip("/"), safe=_SAFE_IN_PATH)
         told = {**headers, **self._key}
-        return await call.send(endpoint, prefix + target, told, body, self._deadlines, self._direct.idle_s)
+        return await call.send(
+            endpoint, path_prefix(urlsplit(url)) + target, told, body, self._deadlines, self._direct.idle_s
+        )
 
 
 class Endpoints:

@@ -22,7 +22,7 @@ from gateway.relay.error_shapes import error_body
 from gateway.relay.held import HeldBytes
 from gateway.relay.prefill_legs import NoLeg, PrefillLeg
 from gateway.relay.reply import Reply, passed_headers
-from gateway.relay.retries import RETRIED_STATUSES, UNPREFILLED, Failure
+from gateway.relay.retries import RETRIED_STATUSES, Failure
 from gateway.relay.tries import Tries
 from gateway.replicas.served import endpoint_in
 from gateway.request.job import Job
@@ -33,8 +33,8 @@ from gateway.upstream import Answer, UpstreamError
 
 _log = structlog.get_logger("kvgate.picker")
 _OF_BODY = frozenset({b"content-type", b"content-encoding"})
-_ASSUMED_TOKENS, _ASSUMED_TOKENS_PER_S = 200.0, 50.0
-"""Of an answer, and of one sequence, until an engine has told."""
+_ASSUMED_TOKENS = 200.0
+"""Of an answer, until an engine has told."""
 
 
 class PassingAttempt(Attempt):
@@ -62,10 +62,7 @@ class PassingAttempt(Attempt):
                 self._waiting(job, tries, limit) as waiting,
             ):
                 leg.waits(waiting)
-                ticket.sent_s = time.monotonic()
-                body, headers = self._outgoing.body(job, ticket, leg.given), self._outgoing.headers(job, ticket)
-                target = self._outgoing.target(job, ticket)
-                answer = await self._upstream.send(job.method, ticket.url, target, headers, body, job.has_effects)
+                answer = await self._send(job, ticket, leg.given)
                 leg.taken()
             if answer.status in RETRIED_STATUSES:
                 call.abort()
@@ -75,9 +72,7 @@ class PassingAttempt(Attempt):
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
         except TimeoutError:
-            if waiting.move_reason == UNPREFILLED:
-                return Failure(UNPREFILLED)
-            return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
+            return self._timed_out(ticket, waiting)
         finally:
             if answer is not None:
                 answer.close()
@@ -132,7 +127,7 @@ class PassingAttempt(Attempt):
         tokens = figures.get("generated_tokens", 0) / answers if answers else _ASSUMED_TOKENS
         if job.max_output_tokens is not None:
             tokens = min(tokens, job.max_output_tokens / job.choices)
-        return tokens / ((member.tokens_per_s if member is not None else 0) or _ASSUMED_TOKENS_PER_S)
+        return tokens / self._charges.pace(job, ticket)
 
 
 def _unread(job: Job, answer: Answer) -> Failure:

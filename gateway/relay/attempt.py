@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -48,7 +48,7 @@ from gateway.upstream import Answer, Buffer, UpstreamError
 class Sends(Protocol):
     """Where requests are sent to: see Upstream."""
 
-    async def send(
+    def send(
         self,
         method: str,
         url: str,
@@ -56,7 +56,7 @@ class Sends(Protocol):
         headers: Mapping[str, str],
         body: Sequence[Buffer] = (),
         has_effects: bool = False,
-    ) -> Answer: ...
+    ) -> Coroutine[Any, Any, Answer]: ...
 
 
 class Attempt:
@@ -140,10 +140,7 @@ class Attempt:
                 self._hedges.watch(job, tries, waiting, self._second_failed) as hedge,
             ):
                 leg.waits(waiting)
-                ticket.sent_s = time.monotonic()
-                body, headers = self._outgoing.body(job, ticket, leg.given), self._outgoing.headers(job, ticket)
-                target, is_sent_once = self._outgoing.target(job, ticket), job.has_effects or bool(leg.given)
-                answer = await self._upstream.send(job.method, ticket.url, target, headers, body, is_sent_once)
+                answer = await self._send(job, ticket, leg.given)
                 if answer.status in RETRIED_STATUSES:
                     return self._noted(ticket, of_prefill(ticket, await declined(answer, held)))
                 streamed = answer.status == 200 and answer.is_event_stream
@@ -167,12 +164,23 @@ class Attempt:
         except UpstreamError as error:
             return self._broke(job, ticket, answer, error)
         except TimeoutError:
-            if waiting.move_reason in (HEDGED, UNPREFILLED):
-                return Failure(waiting.move_reason)
-            return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
+            return self._timed_out(ticket, waiting)
         finally:
             if answer is not None:
                 answer.close()
+
+    def _send(self, job: Job, ticket: Ticket, given: Mapping[str, Any]) -> Coroutine[Any, Any, Answer]:
+        """Sends the request to its replica: await it. It is no coroutine: see Gateway.answer."""
+        ticket.sent_s = time.monotonic()
+        body, headers = self._outgoing.body(job, ticket, given), self._outgoing.headers(job, ticket)
+        target, is_sent_once = self._outgoing.target(job, ticket), job.has_effects or bool(given)
+        return self._upstream.send(job.method, ticket.url, target, headers, body, is_sent_once)
+
+    def _timed_out(self, ticket: Ticket, waiting: WaitingAttempt) -> Failure:
+        """Its limit is over, or it was moved."""
+        if waiting.move_reason in (HEDGED, UNPREFILLED):
+            return Failure(waiting.move_reason)
+        return self._doubted(ticket, Failure(waiting.move_reason or "timeout", is_stall=waiting.is_stall))
 
     async def _kept_back(self, job: Job, tries: Tries, given: Mapping[str, Any]) -> Failure | None:
         """Why the request is not sent to the replica where it was placed."""

@@ -83,8 +83,7 @@ class Charges:
         record = ticket.pool.records.get(ticket.replica)
         by_pace = 0
         if by_time and job.endpoint.output_limits and (record is None or record.state not in ("dead", "hung")):
-            pace = self._engines_pace(ticket) or self._tokens_per_s.get(job.route.served.pool, _ASSUMED_TOKENS_PER_S)
-            by_pace = round(pace * self._generated_s(job, ticket, uncached_tokens))
+            by_pace = round(self.pace(job, ticket) * self._generated_s(job, ticket, uncached_tokens))
         seen_tokens = ticket.seen_tokens()
         tokens = generated_tokens(seen_tokens, by_pace, job.max_output_tokens)
         if job.is_background:
@@ -94,6 +93,10 @@ class Charges:
             computed_tokens = min(computed_tokens, round(rate * (time.monotonic() - began.sent_s)))
         ticket.used = self._tenants.used_so_far(min(uncached_tokens, computed_tokens), tokens)
         ticket.tokens = TokenCounts(computed_tokens, 0, tokens)
+
+    def pace(self, job: Job, ticket: Ticket) -> float:
+        """How many tokens of one sequence its engine generates in a second, as far as anybody knows."""
+        return self._engines_pace(ticket) or self._tokens_per_s.get(job.route.served.pool, _ASSUMED_TOKENS_PER_S)
 
     def _engines_pace(self, ticket: Ticket) -> float:
         member = self._fleet.members.get(ticket.replica)

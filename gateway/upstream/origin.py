@@ -13,7 +13,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from coordinator.engine.sockets import CONNECT_S, KEEP_ALIVE_S
 from gateway.upstream.connection import Connection
@@ -24,6 +24,11 @@ _SAFE_IN_PATH = "/%:@!$&'()*+,;="
 
 
 Tls = Callable[[], ssl.SSLContext]
+
+
+def path_prefix(parts: SplitResult) -> str:
+    """What stands before each path at a replica with this URL."""
+    return quote(parts.path.rstrip("/"), safe=_SAFE_IN_PATH)
 
 
 class Origin:
@@ -41,7 +46,7 @@ class Origin:
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._is_retired = False
-        self.path_prefix = quote(parts.path.rstrip("/"), safe=_SAFE_IN_PATH)
+        self.path_prefix = path_prefix(parts)
 
     async def acquire(self) -> Connection:
         """An open connection without a running request. Raises UpstreamError."""
