@@ -36,6 +36,13 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("task failed", task=task.get_name(), error=repr(error))
 
+    async def until_cancelled(self) -> None:
+        """Wait until whoever awaits this is cancelled, and then close."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await self.close()
+
     async def close(self) -> None:
         """Cancel all running tasks and wait for them."""
         tasks = list(self._tasks)

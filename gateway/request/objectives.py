@@ -94,11 +94,8 @@ class Objectives:
 
     async def run(self) -> None:
         """Follow them until cancelled."""
-        try:
-            self._begin()
-            await asyncio.get_running_loop().create_future()
-        finally:
-            await self._tasks.close()
+        self._begin()
+        await self._tasks.until_cancelled()
 
     def _begin(self) -> None:
         if self._followed is not None:

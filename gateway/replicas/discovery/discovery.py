@@ -70,11 +70,8 @@ class Discovery:
 
     async def run(self) -> None:
         """Follow all sources until cancelled."""
-        try:
-            self._begin()
-            await asyncio.get_running_loop().create_future()
-        finally:
-            await self._tasks.close()
+        self._begin()
+        await self._tasks.until_cancelled()
 
     def _begin(self) -> None:
         self._following = [self._tasks.spawn(self._follow(source), source.name) for source in self._sources]
