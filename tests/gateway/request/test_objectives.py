@@ -8,31 +8,27 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gateway.request.objectives import Objectives
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.tasks import Tasks
-from tests.deploy.manifests import KUBERNETES
 from tests.gateway.replicas.discovery.kubernetes_api import (
     OBJECTIVES,
     OLD_OBJECTIVES,
+    ROLE_FILE,
     KubernetesApi,
     objective,
-    running_kubernetes,
+    running_for_pickers,
     service_account,
 )
 from tests.polling import eventually
 
-ROLE_FILE = KUBERNETES / "picker" / "rbac.yaml"
 HEADER = "x-gateway-inference-objective"
 
 
 @pytest.fixture
 async def api() -> AsyncIterator[KubernetesApi]:
-    (role,) = [each for each in yaml.safe_load_all(ROLE_FILE.read_text()) if each["kind"] == "Role"]
-    async with running_kubernetes() as server:
-        server.rules = role["rules"]
+    async with running_for_pickers() as server:
         yield server
 
 

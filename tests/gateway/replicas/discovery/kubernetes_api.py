@@ -15,10 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from aiohttp import web
 
 from tests.web_server import serving
 
+ROLE_FILE = Path(__file__).resolve().parents[4] / "deploy" / "kubernetes" / "picker" / "rbac.yaml"
 TOKEN = "a token"
 SLICES = "discovery.k8s.io/v1/endpointslices"
 PODS = "v1/pods"
@@ -241,6 +243,15 @@ async def running_kubernetes(tls: ssl.SSLContext | None = None, port: int = 0) -
             yield api
         finally:
             await api.cut()
+
+
+@asynccontextmanager
+async def running_for_pickers() -> AsyncIterator[KubernetesApi]:
+    """It grants what the file of a picker's rights does, and nothing else."""
+    (role,) = [each for each in yaml.safe_load_all(ROLE_FILE.read_text()) if each["kind"] == "Role"]
+    async with running_kubernetes() as api:
+        api.rules = role["rules"]
+        yield api
 
 
 def service_account(folder: Path, namespace: str = "models", token: str = TOKEN) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from structlog.testing import capture_logs
 
 from gateway.replicas.discovery import api_server
@@ -17,26 +16,23 @@ from gateway.replicas.discovery.discovery import sources_of
 from gateway.replicas.discovery.source import SourceDown
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.gateway_settings import ReplicaSettings
-from tests.deploy.manifests import KUBERNETES
 from tests.gateway.replicas.discovery.kubernetes_api import (
     PODS,
     POOLS,
+    ROLE_FILE,
     KubernetesApi,
     pod,
     pool,
-    running_kubernetes,
+    running_for_pickers,
     service_account,
 )
 
-ROLE_FILE = KUBERNETES / "picker" / "rbac.yaml"
 Answers = AsyncGenerator[list[ReplicaSettings], None]
 
 
 @pytest.fixture
 async def api() -> AsyncIterator[KubernetesApi]:
-    (role,) = [each for each in yaml.safe_load_all(ROLE_FILE.read_text()) if each["kind"] == "Role"]
-    async with running_kubernetes() as server:
-        server.rules = role["rules"]
+    async with running_for_pickers() as server:
         yield server
 
 
