@@ -297,6 +297,7 @@ def test_the_tenant_may_be_in_metadata_or_in_an_attribute(cluster: Cluster, tmp_
             assert counted == 1
 
 
+@needs("openssl")
 def test_only_a_proxy_with_a_certificate_of_the_right_authority_may_call(cluster: Cluster, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, "proxy", "127.0.0.1")
     tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(certificate)}
